@@ -1,0 +1,9 @@
+package controlplane
+
+import "syscall"
+
+// sysProcAttr gives a process its own group, so that an interrupt at the
+// terminal reaches only its parent, which then stops it in order; and lets it die with a parent that is killed.
+func sysProcAttr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
