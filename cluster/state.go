@@ -48,9 +48,27 @@ type Unread struct {
 	What string `json:"what"`
 	// Why is the reason, for people.
 	Why string `json:"why"`
-	// Kind is forbidden, unreachable, timeout, lost, not-found, or malformed.
+	// Kind is one of the Unread kinds below.
 	Kind string `json:"kind"`
 }
+
+// The kinds of Unread.
+const (
+	// UnreadForbidden: the credentials do not allow it.
+	UnreadForbidden = "forbidden"
+	// UnreadUnreachable: the work never started, as no connection came about.
+	UnreadUnreachable = "unreachable"
+	// UnreadTimeout: no answer within the time limit.
+	UnreadTimeout = "timeout"
+	// UnreadLost: begun, and nobody knows how it ended.
+	UnreadLost = "lost"
+	// UnreadNotFound: it was looked for and is not there.
+	UnreadNotFound = "not-found"
+	// UnreadMalformed: it was read and makes no sense.
+	UnreadMalformed = "malformed"
+	// UnreadFailed: it was asked for and answered with an error of another kind.
+	UnreadFailed = "failed"
+)
 
 // Kubeadm is what ConfigMap kube-system/kubeadm-config says.
 type Kubeadm struct {
@@ -78,21 +96,23 @@ type Node struct {
 	Name string `json:"name"`
 	UID  string `json:"uid"`
 	// ControlPlane says whether it carries the label node-role.kubernetes.io/control-plane.
-	ControlPlane     bool              `json:"controlPlane"`
-	Ready            bool              `json:"ready"`
-	ReadyReason      string            `json:"readyReason,omitempty"`
-	Unschedulable    bool              `json:"unschedulable,omitempty"`
-	Taints           []Taint           `json:"taints,omitempty"`
-	Labels           map[string]string `json:"labels,omitempty"`
-	Annotations      map[string]string `json:"annotations,omitempty"` // only those under belay.dev/
-	Zone             string            `json:"zone,omitempty"`
-	InternalIP       string            `json:"internalIP,omitempty"`
-	Kubelet          kubeversion.V     `json:"kubelet"`
-	ContainerRuntime string            `json:"containerRuntime,omitempty"`
-	OSImage          string            `json:"osImage,omitempty"`
-	Kernel           string            `json:"kernel,omitempty"`
-	Architecture     string            `json:"architecture,omitempty"`
-	Allocatable      Resources         `json:"allocatable"`
+	ControlPlane  bool              `json:"controlPlane"`
+	Ready         bool              `json:"ready"`
+	ReadyReason   string            `json:"readyReason,omitempty"`
+	Unschedulable bool              `json:"unschedulable,omitempty"`
+	Taints        []Taint           `json:"taints,omitempty"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	Annotations   map[string]string `json:"annotations,omitempty"` // only those under belay.dev/
+	Zone          string            `json:"zone,omitempty"`
+	InternalIP    string            `json:"internalIP,omitempty"`
+	Kubelet       kubeversion.V     `json:"kubelet"`
+	// KubeProxy is the version of the kube-proxy pod on the node, by its image tag; zero without one.
+	KubeProxy        kubeversion.V `json:"kubeProxy,omitzero"`
+	ContainerRuntime string        `json:"containerRuntime,omitempty"`
+	OSImage          string        `json:"osImage,omitempty"`
+	Kernel           string        `json:"kernel,omitempty"`
+	Architecture     string        `json:"architecture,omitempty"`
+	Allocatable      Resources     `json:"allocatable"`
 	// Conditions holds pressure and other conditions that are not as they should be.
 	Conditions []NodeCondition `json:"conditions,omitempty"`
 	// StaticPods are the control plane's own pods on this node.
@@ -148,6 +168,12 @@ type HostFacts struct {
 	// KubeletBinary and KubeadmBinary are the versions of the binaries on disk.
 	KubeletBinary kubeversion.V `json:"kubeletBinary"`
 	KubeadmBinary kubeversion.V `json:"kubeadmBinary"`
+	// KubeletActive is what systemd says of the kubelet's unit: active, inactive, failed, activating.
+	KubeletActive string `json:"kubeletActive,omitempty"`
+	// KubeletFeatureGates, CgroupDriver and FailSwapOn are of the kubelet's configuration file.
+	KubeletFeatureGates map[string]bool `json:"kubeletFeatureGates,omitempty"`
+	CgroupDriver        string          `json:"cgroupDriver,omitempty"`
+	FailSwapOn          *bool           `json:"failSwapOn,omitempty"`
 	// KubeletFlags is KUBELET_KUBEADM_ARGS and KUBELET_EXTRA_ARGS.
 	KubeletFlags []Flag `json:"kubeletFlags,omitempty"`
 	Containerd   string `json:"containerd,omitempty"`
@@ -164,6 +190,8 @@ type HostFacts struct {
 	UnheldPackages []string `json:"unheldPackages,omitempty"`
 	// Clock is the machine's clock minus the observer's.
 	ClockOffset time.Duration `json:"clockOffset"`
+	// Manifests are the components that have a static pod manifest on the machine.
+	Manifests []string `json:"manifests,omitempty"`
 	// KubeadmResidue lists /etc/kubernetes/tmp/kubeadm-* directories (each holds a copy of etcd's data).
 	KubeadmResidue []string `json:"kubeadmResidue,omitempty"`
 }
