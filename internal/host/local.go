@@ -1,0 +1,187 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/belayops/belay/internal/atomicfile"
+)
+
+// NewLocal is this computer. name is how it is called in errors and plans.
+func NewLocal(name string) Host { return &local{name: name} }
+
+type local struct{ name string }
+
+var _ Host = (*local)(nil)
+
+func (l *local) Name() string { return l.name }
+
+func (l *local) Close() error { return nil }
+
+// Run starts the program in a process group of its own. When the context ends
+// the group gets SIGTERM and, two seconds later, SIGKILL.
+func (l *local) Run(ctx context.Context, c Cmd) (Result, error) {
+	notStarted := func(err error) (Result, error) {
+		return Result{}, &NotStartedError{Host: l.name, Argv: c.shown(), Err: err}
+	}
+	if err := c.check(); err != nil {
+		return notStarted(err)
+	}
+	if err := ctx.Err(); err != nil {
+		return notStarted(err)
+	}
+	run, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+
+	cmd := exec.CommandContext(run, c.Argv[0], c.Argv[1:]...) //nolint:gosec // running what it is told is what a host is for
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if len(c.Env) > 0 {
+		cmd.Env = append(os.Environ(), c.Env...)
+	}
+	out := newOutputs(c, MaxOutput)
+	cmd.Stdout, cmd.Stderr = &out.stdout, &out.stderr
+	var input *watchedInput
+	if c.Stdin != nil {
+		// A source that breaks must not look to the program like its end.
+		input = &watchedInput{r: c.Stdin, fail: func(err error) { cancel(&inputError{err}) }}
+		cmd.Stdin = input
+	}
+	var kill *time.Timer
+	cmd.Cancel = func() error {
+		pgid := cmd.Process.Pid
+		kill = time.AfterFunc(killGrace, func() { _ = syscall.Kill(-pgid, syscall.SIGKILL) })
+		err := syscall.Kill(-pgid, syscall.SIGTERM)
+		if errors.Is(err, syscall.ESRCH) {
+			return os.ErrProcessDone
+		}
+		return err
+	}
+	cmd.WaitDelay = drainGrace
+
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		switch {
+		case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+			err = noSuchProgram(127)
+		case errors.Is(err, fs.ErrPermission):
+			err = noSuchProgram(126)
+		}
+		return notStarted(err)
+	}
+	err := cmd.Wait()
+	if kill != nil && kill.Stop() {
+		// The leader is gone, what it left behind in its group goes too.
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	res, outErr := out.close(start)
+	state := cmd.ProcessState
+	if run.Err() != nil && (err != nil || input.failed()) {
+		return res, &LostError{Host: l.name, Argv: c.shown(), Err: context.Cause(run)}
+	}
+	switch {
+	case state == nil:
+		return res, &LostError{Host: l.name, Argv: c.shown(), Err: err}
+	case !state.Success():
+		return res, &ExitError{Host: l.name, Argv: c.shown(), Code: exitCode(state), Stdout: res.Stdout, Stderr: res.Stderr}
+	case outErr != nil:
+		return res, fmt.Errorf("%s: %s: pass on its output: %w", l.name, c.Argv[0], outErr)
+	}
+	// exec.ErrWaitDelay is left: it exited with 0 and a child of it still holds the streams.
+	return res, nil
+}
+
+// noSuchProgram is the reason of a NotStartedError for the exit codes that shells
+// give to a missing (127) and a non-executable (126) program.
+func noSuchProgram(code int) error {
+	if code == 126 {
+		return fmt.Errorf("the program is not executable there: %w", fs.ErrPermission)
+	}
+	return fmt.Errorf("there is no such program there: %w", fs.ErrNotExist)
+}
+
+func exitCode(s *os.ProcessState) int {
+	if ws, ok := s.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return 128 + int(ws.Signal())
+	}
+	return s.ExitCode()
+}
+
+// watchedInput reports a read error other than EOF, once.
+type watchedInput struct {
+	r    io.Reader
+	fail func(error)
+	bad  atomic.Bool
+}
+
+func (w *watchedInput) Read(p []byte) (int, error) {
+	n, err := w.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		w.bad.Store(true)
+		w.fail(err)
+	}
+	return n, err
+}
+
+func (w *watchedInput) failed() bool { return w != nil && w.bad.Load() }
+
+func (l *local) ReadFile(ctx context.Context, path string) ([]byte, error) {
+	if err := checkPath("read", path); err != nil {
+		return nil, fmt.Errorf("%s: %w", l.name, err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", l.name, err)
+	}
+	b, err := io.ReadAll(ctxReader{ctx, f})
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("%s: read %s: %w", l.name, path, err)
+	}
+	return b, nil
+}
+
+func (l *local) WriteFile(ctx context.Context, path string, data []byte, mode fs.FileMode) error {
+	return l.Upload(ctx, path, bytes.NewReader(data), int64(len(data)), mode)
+}
+
+func (l *local) Upload(ctx context.Context, path string, r io.Reader, size int64, mode fs.FileMode) error {
+	if err := l.upload(ctx, path, r, size, mode); err != nil {
+		return fmt.Errorf("%s: %w", l.name, err)
+	}
+	return nil
+}
+
+func (l *local) upload(ctx context.Context, path string, r io.Reader, size int64, mode fs.FileMode) (err error) {
+	if err := checkPath("write", path); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := atomicfile.Create(path, mode.Perm())
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(f, &exactly{r: ctxReader{ctx, r}, size: size}); err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), f.Abort())
+	}
+	return f.Commit()
+}
+
+func (l *local) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", l.name, err)
+	}
+	return c, nil
+}
