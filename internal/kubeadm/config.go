@@ -17,7 +17,6 @@ import (
 // default at 1.37.
 const apiVersion = "kubeadm.k8s.io/v1beta4"
 
-
 // Cluster is what kubeadm needs to know of the whole cluster.
 type Cluster struct {
 	Name    string
