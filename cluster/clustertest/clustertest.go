@@ -86,7 +86,6 @@ func node(v kubeversion.V, name string, i int, controlPlane bool) cluster.Node {
 			Certificates: []cluster.Certificate{
 				{Path: "/var/lib/kubelet/pki/kubelet-client-current.pem", Subject: "CN=system:node:" + name + ",O=system:nodes", NotAfter: Observed.AddDate(1, 0, 0)},
 			},
-			HeldPackages: []string{},
 		},
 	}
 	if !controlPlane {
