@@ -41,7 +41,9 @@ type Cluster struct {
 type KubeletSettings struct {
 	// AllowCgroupV1 writes failCgroupV1: false (the default is true since 1.35, KEP-4569).
 	AllowCgroupV1 bool
-	FeatureGates  map[string]bool
+	// AllowSwap writes failSwapOn: false.
+	AllowSwap    bool
+	FeatureGates map[string]bool
 }
 
 // ProxySettings are the fields of KubeProxyConfiguration that belay sets.
@@ -221,6 +223,9 @@ func kubeletConfiguration(k KubeletSettings) document {
 	}
 	if k.AllowCgroupV1 {
 		d["failCgroupV1"] = false
+	}
+	if k.AllowSwap {
+		d["failSwapOn"] = false
 	}
 	if len(k.FeatureGates) > 0 {
 		d["featureGates"] = k.FeatureGates

@@ -1,0 +1,226 @@
+// Package payload puts what a bundle holds onto a host: files by their sums,
+// images into containerd.
+//
+// It looks first and moves only what differs, so every call may be repeated.
+// Where the host already sees the bundle (machines on this computer have it
+// mounted at MirrorDir) the bytes are copied there instead of sent; their sums
+// are checked all the same.
+package payload
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/host"
+)
+
+// MirrorDir is where a host may see the bundles of this computer, read-only: <MirrorDir>/<version>-<arch>/.
+const MirrorDir = "/opt/belay/bundles"
+
+// CtrPath is containerd's client as belay installs it.
+const CtrPath = "/usr/local/bin/ctr"
+
+// File is one file that a host is to have.
+type File struct {
+	// Path is absolute, on the host.
+	Path string
+	Mode fs.FileMode
+	// Content is the whole file; or, if nil, Local is a file of a bundle on this computer with its SHA256
+	// (hexadecimal) and Size in bytes.
+	Content []byte
+	Local   string
+	SHA256  string
+	Size    int64
+}
+
+// Sum is the SHA-256 that the file is to have.
+func (f File) Sum() string {
+	if f.Content == nil {
+		return f.SHA256
+	}
+	sum := sha256.Sum256(f.Content)
+	return hex.EncodeToString(sum[:])
+}
+
+// BundleFile is a binary of a bundle that is to lie at dst on a host. name is relative to bin/.
+func BundleFile(b *bundle.Bundle, name, dst string) (File, error) {
+	for _, f := range b.Binaries() {
+		if f.Path == "bin/"+name {
+			return File{Path: dst, Mode: 0o755, Local: filepath.Join(b.Dir(), filepath.FromSlash(f.Path)), SHA256: f.SHA256, Size: f.Size}, nil
+		}
+	}
+	return File{}, fmt.Errorf("bundle %s has no binary %s", b.Dir(), name)
+}
+
+// Differing gives those of files that are missing on the host or have other content.
+func Differing(ctx context.Context, h host.Host, files []File) ([]File, error) {
+	if len(files) == 0 {
+		return nil, nil
+	}
+	paths := make([]string, len(files))
+	for i, f := range files {
+		paths[i] = f.Path
+	}
+	have, err := Sums(ctx, h, paths)
+	if err != nil {
+		return nil, err
+	}
+	var out []File
+	for _, f := range files {
+		if have[f.Path] != f.Sum() {
+			out = append(out, f)
+		}
+	}
+	return out, nil
+}
+
+// Sums gives the SHA-256, in hexadecimal, of those of paths that are regular files on the host.
+func Sums(ctx context.Context, h host.Host, paths []string) (map[string]string, error) {
+	// sha256sum exits with 1 for a missing file; the loop leaves those out instead.
+	const script = `for f in "$@"; do if [ -f "$f" ]; then sha256sum -z -- "$f" || exit 1; fi; done`
+	res, err := h.Run(ctx, host.Cmd{Argv: append([]string{"sh", "-c", script, "sums"}, paths...)})
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for rec := range bytes.SplitSeq(res.Stdout, []byte{0}) {
+		if len(rec) == 0 {
+			continue
+		}
+		sum, name, ok := strings.Cut(string(rec), " ")
+		if !ok || len(sum) != 64 || len(name) < 2 {
+			return nil, fmt.Errorf("%s: sha256sum printed %q", h.Name(), rec)
+		}
+		out[name[1:]] = sum // the second character is a blank or, for binary mode, an asterisk
+	}
+	return out, nil
+}
+
+// Put writes one file, atomically. A file of a bundle is copied on the host where it sees the bundle.
+func Put(ctx context.Context, h host.Host, f File) error {
+	if f.Content != nil {
+		return h.WriteFile(ctx, f.Path, f.Content, f.Mode)
+	}
+	if done, err := copyMirrored(ctx, h, f); done || err != nil {
+		return err
+	}
+	r, err := os.Open(f.Local)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	err = h.Upload(ctx, f.Path, io.TeeReader(r, sum), f.Size, f.Mode)
+	err = errors.Join(err, r.Close())
+	if err == nil && hex.EncodeToString(sum.Sum(nil)) != f.SHA256 {
+		err = fmt.Errorf("%s: its content is not what the bundle's manifest says; run: belay bundle verify", f.Local)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: put %s: %w", h.Name(), f.Path, err)
+	}
+	return nil
+}
+
+// mirrored gives the path at which a host would see a bundle's file; "" when local is in no bundle.
+func mirrored(local string) string {
+	dir := filepath.Dir(local)
+	for rel := filepath.Base(local); ; rel = path.Join(filepath.Base(dir), rel) {
+		parent := filepath.Dir(dir)
+		if base := filepath.Base(dir); base == "bin" || base == "images" {
+			return path.Join(MirrorDir, filepath.Base(parent), base, rel)
+		}
+		if parent == dir {
+			return ""
+		}
+		dir = parent
+	}
+}
+
+func copyMirrored(ctx context.Context, h host.Host, f File) (bool, error) {
+	src := mirrored(f.Local)
+	if src == "" {
+		return false, nil
+	}
+	// The copy is made beside the target and renamed, so that a program that runs is never written to.
+	const script = `set -e
+[ -f "$1" ] || exit 9
+mkdir -p "$(dirname "$2")"
+t="$2.belay-part"
+trap 'rm -f "$t"' EXIT
+cp "$1" "$t"
+[ "$(sha256sum < "$t")" = "$3  -" ] || exit 9
+chmod "$4" "$t"
+sync "$t"
+mv -f "$t" "$2"`
+	_, err := h.Run(ctx, host.Cmd{Argv: []string{"sh", "-c", script, "copy", src, f.Path, f.SHA256, strconv.FormatUint(uint64(f.Mode.Perm()), 8)}})
+	if exit := (*host.ExitError)(nil); errors.As(err, &exit) && exit.Code == 9 {
+		return false, nil // not there, or another build of it: send it
+	}
+	if err != nil {
+		return false, fmt.Errorf("put %s: %w", f.Path, err)
+	}
+	return true, nil
+}
+
+// MissingImages gives those of images that containerd on the host does not have under their references.
+func MissingImages(ctx context.Context, h host.Host, images []bundle.Image) ([]bundle.Image, error) {
+	res, err := h.Run(ctx, host.Cmd{Argv: []string{CtrPath, "--namespace", "k8s.io", "images", "list", "--quiet"}})
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	have := map[string]bool{}
+	for line := range strings.Lines(string(res.Stdout)) {
+		have[strings.TrimSpace(line)] = true
+	}
+	var out []bundle.Image
+	for _, i := range images {
+		if !have[i.Ref] {
+			out = append(out, i)
+		}
+	}
+	return out, nil
+}
+
+// ImportImage loads one image archive into containerd and checks that it is there under its reference.
+func ImportImage(ctx context.Context, h host.Host, img bundle.Image) error {
+	argv := []string{CtrPath, "--namespace", "k8s.io", "images", "import"}
+	var err error
+	if src := mirrored(img.Path); src != "" && sees(ctx, h, src, img.Size) {
+		_, err = h.Run(ctx, host.Cmd{Argv: append(argv, src)})
+	} else {
+		err = stream(ctx, h, append(argv, "-"), img.Path)
+	}
+	if err != nil {
+		return fmt.Errorf("import image %s: %w", img.Ref, err)
+	}
+	missing, err := MissingImages(ctx, h, []bundle.Image{img})
+	if err == nil && len(missing) > 0 {
+		err = fmt.Errorf("%s: the archive %s does not hold image %s; run: belay bundle verify", h.Name(), img.Path, img.Ref)
+	}
+	return err
+}
+
+func sees(ctx context.Context, h host.Host, p string, size int64) bool {
+	res, err := h.Run(ctx, host.Cmd{Argv: []string{"stat", "-c", "%s", p}})
+	return err == nil && strings.TrimSpace(string(res.Stdout)) == strconv.FormatInt(size, 10)
+}
+
+func stream(ctx context.Context, h host.Host, argv []string, local string) error {
+	f, err := os.Open(local)
+	if err != nil {
+		return err
+	}
+	_, err = h.Run(ctx, host.Cmd{Argv: argv, Stdin: f})
+	return errors.Join(err, f.Close())
+}
