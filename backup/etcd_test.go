@@ -1,0 +1,156 @@
+package backup
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+)
+
+// startEtcd runs an etcd within the test, with plain HTTP on a free port.
+func startEtcd(t *testing.T) (*embed.Etcd, *clientv3.Client) {
+	t.Helper()
+	cfg := embed.NewConfig()
+	cfg.Dir = filepath.Join(t.TempDir(), "etcd")
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	cfg.UnsafeNoFsync = true
+	any := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
+	cfg.ListenClientUrls, cfg.ListenPeerUrls = any, any
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	select {
+	case <-e.Server.ReadyNotify():
+	case <-time.After(20 * time.Second):
+		t.Fatal("etcd is not ready after 20 s")
+	}
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint(e)}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cli.Close() })
+	return e, cli
+}
+
+func endpoint(e *embed.Etcd) string { return "http://" + e.Clients[0].Addr().String() }
+
+// fill puts n keys under each of some prefixes, overwrites some and deletes some.
+func fill(t *testing.T, cli *clientv3.Client, n int) {
+	t.Helper()
+	ctx := context.Background()
+	for _, prefix := range []string{"/registry/pods/shop", "/registry/services/specs/shop", "/registry/services/endpoints/shop", "/registry/example.com/widgets/shop"} {
+		for i := range n {
+			key := fmt.Sprintf("%s/%04d", prefix, i)
+			if _, err := cli.Put(ctx, key, "one"); err != nil {
+				t.Fatal(err)
+			}
+			if i%3 == 0 {
+				if _, err := cli.Put(ctx, key, "two"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if i%5 == 0 {
+				if _, err := cli.Delete(ctx, key); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	for _, key := range []string{"compact_rev_key", "/registry/health"} {
+		if _, err := cli.Put(ctx, key, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// takeSnapshot streams a snapshot of e into a file.
+func takeSnapshot(t *testing.T, e *embed.Etcd) (string, *member) {
+	t.Helper()
+	c, err := survey(t.Context(), &EtcdAccess{Endpoints: []EtcdEndpoint{{URL: endpoint(e)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.close() })
+	m, _, err := c.choose(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "snapshot.db")
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, _, err := m.stream(t.Context(), f, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	return file, m
+}
+
+func TestSnapshotHoldsWhatTheMemberHolds(t *testing.T) {
+	e, cli := startEtcd(t)
+	fill(t, cli, 50)
+	file, m := takeSnapshot(t, e)
+	// What comes later is neither in the snapshot nor in the counts at its revision.
+	if _, err := cli.Put(t.Context(), "/registry/pods/shop/later", "x"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := ReadContents(t.Context(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int{
+		"/registry/pods/": 40, "/registry/services/specs/": 40, "/registry/services/endpoints/": 40, "/registry/example.com/widgets/": 40, OtherKeys: 2,
+	}
+	if d := countDifferences(want, c.Counts); len(d) > 0 {
+		t.Errorf("counts: %v", d)
+	}
+	if c.TotalKeys != 162 {
+		t.Errorf("TotalKeys = %d, want 162", c.TotalKeys)
+	}
+	if live, err := m.compareLive(t.Context(), c); err != nil || live != liveEqual {
+		t.Errorf("compareLive = %q, %v", live, err)
+	}
+	// A snapshot that lacks keys must not pass.
+	c.Counts["/registry/pods/"]--
+	c.TotalKeys--
+	if live, err := m.compareLive(t.Context(), c); err == nil {
+		t.Errorf("compareLive with a key missing = %q, nil", live)
+	}
+	delete(c.Counts, "/registry/example.com/widgets/")
+	c.Counts["/registry/pods/"]++
+	if live, err := m.compareLive(t.Context(), c); err == nil {
+		t.Errorf("compareLive with a prefix missing = %q, nil", live)
+	}
+}
+
+func TestCompactedRevisionIsUnknownNotEqual(t *testing.T) {
+	e, cli := startEtcd(t)
+	fill(t, cli, 5)
+	file, m := takeSnapshot(t, e)
+	c, err := ReadContents(t.Context(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := cli.Put(t.Context(), "/registry/pods/shop/later", "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := cli.Compact(t.Context(), c.Revision+2); err != nil {
+		t.Fatal(err)
+	}
+	live, err := m.compareLive(t.Context(), c)
+	if err != nil || live == liveEqual {
+		t.Errorf("compareLive at a compacted revision = %q, %v", live, err)
+	}
+}

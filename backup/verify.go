@@ -1,0 +1,464 @@
+package backup
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"filippo.io/age"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/kubeversion"
+)
+
+// VerifyOptions say how far to go and what may be needed for it.
+type VerifyOptions struct {
+	// Level is how far to go; zero means Opened.
+	Level Level
+	// Identities decrypt; needed above HashVerified for an encrypted backup.
+	Identities []age.Identity
+	// Binaries gives the programs of a Kubernetes version; needed for Restored.
+	Binaries func(kubeversion.V) (Binaries, error)
+	// TempDir is where decrypted and restored data lies meanwhile (0700, removed at the end); empty means os.TempDir.
+	TempDir string
+	// Tool is belay's version, for the record of what was verified.
+	Tool string
+	Sink event.Sink
+}
+
+// Binaries are the paths of the programs that a restore runs.
+type Binaries struct{ Etcd, APIServer string }
+
+// ReportSchema names the format of a Report.
+const ReportSchema = "belay.dev/backup-report/v1"
+
+// Report says what was verified and what is wrong.
+type Report struct {
+	Schema  string `json:"schema"`
+	Dir     string `json:"dir"`
+	Cluster string `json:"cluster,omitempty"`
+	Lineage string `json:"lineage,omitempty"`
+	// Asked is the level that was to be reached, Level the one that was.
+	Asked Level `json:"asked"`
+	Level Level `json:"level"`
+	// Complete repeats the backup's own verdict.
+	Complete bool      `json:"complete"`
+	Problems []Problem `json:"problems,omitempty"`
+	// Files and Bytes were read.
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"`
+	// Took is the time that each level took, in nanoseconds.
+	Took map[string]time.Duration `json:"took"`
+	// Restore is what the restored level saw.
+	Restore *RestoreReport `json:"restore,omitempty"`
+}
+
+// Problem is one thing that is wrong with a backup.
+type Problem struct {
+	// Level is the one that cannot be reached because of it.
+	Level Level `json:"level"`
+	// File is the path in the backup, where the problem is one file's.
+	File    string `json:"file,omitempty"`
+	Problem string `json:"problem"`
+}
+
+// OK says whether the level that was asked for was reached.
+func (r *Report) OK() bool { return r.Level >= r.Asked && len(r.Problems) == 0 }
+
+// Verify proves the backup in dir up to a level. What is wrong with the backup
+// is in the report; the error is for a verification that could not be carried out.
+// A level that is reached is recorded in the backup.
+func Verify(ctx context.Context, dir string, o VerifyOptions) (*Report, error) {
+	if o.Level == None {
+		o.Level = Opened
+	}
+	v := &verification{o: o, sink: event.Or(o.Sink), dir: dir, r: &Report{Schema: ReportSchema, Dir: dir, Asked: o.Level, Took: map[string]time.Duration{}}}
+	m, err := ReadManifest(dir)
+	switch damaged := (*DamagedError)(nil); {
+	case errors.As(err, &damaged):
+		v.problem(Copied, manifestName, "%s", damaged.Problem)
+		return v.r, nil
+	case err != nil:
+		return nil, err
+	}
+	v.m = m
+	v.r.Cluster, v.r.Lineage, v.r.Complete = m.Cluster, m.Lineage, m.Complete()
+	before, err := readRecord(dir, m)
+	if damaged := (*DamagedError)(nil); errors.As(err, &damaged) {
+		v.problem(Copied, verifiedName, "%s", damaged.Problem)
+	} else if err != nil {
+		return nil, err
+	}
+	for _, step := range []struct {
+		level Level
+		run   func(context.Context) error
+	}{{Copied, v.copied}, {HashVerified, v.hashes}, {Opened, v.opened}, {Restored, v.restored}} {
+		if step.level > o.Level {
+			break
+		}
+		start := time.Now()
+		e := event.Event{Time: start, Type: event.StepStarted, Run: "verify", Step: step.level.String(), Index: int(step.level), Total: int(o.Level)}
+		v.sink.Emit(e)
+		n := len(v.r.Problems)
+		err := step.run(ctx)
+		v.r.Took[step.level.String()] = time.Since(start)
+		e.Time, e.Elapsed = time.Now(), time.Since(start)
+		if err != nil {
+			e.Type, e.Err = event.StepFailed, err.Error()
+			v.sink.Emit(e)
+			return v.r, errors.Join(fmt.Errorf("verify %s: %w", dir, err), v.cleanUp())
+		}
+		if len(v.r.Problems) > n {
+			e.Type, e.Err = event.StepFailed, v.r.Problems[n].Problem
+			v.sink.Emit(e)
+			break
+		}
+		e.Type = event.StepDone
+		v.sink.Emit(e)
+		v.r.Level = step.level
+	}
+	if err := v.cleanUp(); err != nil {
+		return v.r, err
+	}
+	if v.r.OK() && (before == nil || before.Level < v.r.Level) && v.r.Level > m.Level {
+		rec := record{Manifest: m.Digest, Level: v.r.Level, At: time.Now().UTC().Truncate(time.Second), Tool: o.Tool}
+		if err := writeRecord(dir, rec); err != nil {
+			return v.r, err
+		}
+	}
+	return v.r, nil
+}
+
+// verification is a Verify under way.
+type verification struct {
+	o    VerifyOptions
+	sink event.Sink
+	dir  string
+	m    *Manifest
+	r    *Report
+	// tmp holds decrypted data, plain the snapshot in the clear.
+	tmp   string
+	plain string
+}
+
+func (v *verification) problem(l Level, file, format string, args ...any) {
+	v.r.Problems = append(v.r.Problems, Problem{Level: l, File: file, Problem: fmt.Sprintf(format, args...)})
+}
+
+func (v *verification) cleanUp() error {
+	if v.tmp == "" {
+		return nil
+	}
+	tmp := v.tmp
+	v.tmp = ""
+	return os.RemoveAll(tmp)
+}
+
+func (v *verification) temp() (string, error) {
+	if v.tmp != "" {
+		return v.tmp, nil
+	}
+	tmp, err := os.MkdirTemp(v.o.TempDir, "belay-verify-")
+	if err != nil {
+		return "", err
+	}
+	v.tmp = tmp
+	return tmp, nil
+}
+
+// copied checks that exactly the files of the manifest are there, with their sizes.
+func (v *verification) copied(context.Context) error {
+	listed := map[string]int64{}
+	for _, f := range v.m.Files {
+		listed[f.Path] = f.Size
+	}
+	err := filepath.WalkDir(v.dir, func(p string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(v.dir, p)
+		if err != nil {
+			return err
+		}
+		name := filepath.ToSlash(rel)
+		if e.IsDir() || name == manifestName || name == verifiedName {
+			return nil
+		}
+		size, ok := listed[name]
+		if !ok {
+			v.problem(Copied, name, "is not in the manifest")
+			return nil
+		}
+		delete(listed, name)
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		switch {
+		case !info.Mode().IsRegular():
+			v.problem(Copied, name, "is no regular file")
+		case info.Size() != size:
+			v.problem(Copied, name, "has %d bytes, not %d", info.Size(), size)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, f := range v.m.Files {
+		if _, ok := listed[f.Path]; ok {
+			v.problem(Copied, f.Path, "is missing")
+		}
+	}
+	return nil
+}
+
+// hashes compares every file's digest, and the snapshot's own.
+func (v *verification) hashes(ctx context.Context) error {
+	problems := make([]error, len(v.m.Files))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
+	for i := range v.m.Files {
+		f := &v.m.Files[i]
+		v.r.Files++
+		v.r.Bytes += f.Size
+		g.Go(func() error {
+			err := checkFile(gctx, v.dir, f)
+			if damaged := (*DamagedError)(nil); errors.As(err, &damaged) {
+				problems[i] = damaged
+				return nil
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for i, p := range problems {
+		if damaged := (*DamagedError)(nil); errors.As(p, &damaged) {
+			v.problem(HashVerified, v.m.Files[i].Path, "%s", damaged.Problem)
+		}
+	}
+	if e := v.m.Etcd; e != nil {
+		f := v.m.File(e.File)
+		switch {
+		case f == nil:
+			v.problem(HashVerified, e.File, "is the etcd snapshot and not in the manifest's list of files")
+		case !f.Encrypted && f.SHA256 != e.SHA256:
+			v.problem(HashVerified, e.File, "the manifest gives the snapshot two digests")
+		case !f.Encrypted && len(problems) > 0 && problems[slices.IndexFunc(v.m.Files, func(x File) bool { return x.Path == e.File })] == nil:
+			return v.checkTrailer(ctx, filepath.Join(v.dir, filepath.FromSlash(e.File)))
+		}
+	}
+	return nil
+}
+
+// checkTrailer compares the digest that etcd appended with the content.
+func (v *verification) checkTrailer(ctx context.Context, p string) error {
+	f, err := os.Open(p)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	t := newTrailerWriter(io.Discard)
+	if _, err := io.Copy(t, &ctxReader{ctx, f}); err != nil {
+		return fmt.Errorf("read %s: %w", p, err)
+	}
+	if err := t.check(); err != nil {
+		v.problem(HashVerified, v.m.Etcd.File, "%v", err)
+	}
+	return nil
+}
+
+// opened opens what has a format of its own: the snapshot's database.
+func (v *verification) opened(ctx context.Context) error {
+	e := v.m.Etcd
+	if e == nil {
+		v.problem(Opened, "", "the backup holds no etcd snapshot: %s", v.partDetail("etcd"))
+		return nil
+	}
+	plain, err := v.snapshotFile(ctx)
+	if err != nil || plain == "" {
+		return err
+	}
+	c, err := ReadContents(ctx, plain)
+	if damaged := (*DamagedError)(nil); errors.As(err, &damaged) {
+		v.problem(Opened, e.File, "%s", damaged.Problem)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if c.Revision != e.Revision || c.Hash != e.Hash || c.TotalKeys != e.TotalKeys {
+		v.problem(Opened, e.File, "holds revision %d, %d keys, hash %d; the manifest says revision %d, %d keys, hash %d", c.Revision, c.TotalKeys, c.Hash, e.Revision, e.TotalKeys, e.Hash)
+	}
+	if c.Lineage != "" && c.Lineage != v.m.Lineage {
+		v.problem(Opened, e.File, "belongs to another cluster: its kube-system has UID %s, the manifest says %s", c.Lineage, v.m.Lineage)
+	}
+	for _, d := range countDifferences(e.Counts, c.Counts) {
+		v.problem(Opened, e.File, "%s", d)
+	}
+	if e.LiveCounts != liveEqual {
+		v.problem(Opened, e.File, "was never compared with the live member: %s", e.LiveCounts)
+	}
+	return nil
+}
+
+func countDifferences(want, got map[string]int) []string {
+	var out []string
+	for p, n := range want {
+		if got[p] != n {
+			out = append(out, fmt.Sprintf("holds %d keys under %s, not %d", got[p], p, n))
+		}
+	}
+	for p, n := range got {
+		if _, ok := want[p]; !ok {
+			out = append(out, fmt.Sprintf("holds %d keys under %s that the manifest does not know", n, p))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (v *verification) partDetail(name string) string {
+	if p := v.m.Part(name); p != nil {
+		return strings.TrimSuffix(p.Status+": "+p.Detail, ": ")
+	}
+	return "the manifest does not say why"
+}
+
+// snapshotFile gives the snapshot in the clear, decrypting it when it is not; "" after a problem.
+func (v *verification) snapshotFile(ctx context.Context) (string, error) {
+	if v.plain != "" {
+		return v.plain, nil
+	}
+	e := v.m.Etcd
+	f := v.m.File(e.File)
+	p := filepath.Join(v.dir, filepath.FromSlash(e.File))
+	if !f.Encrypted {
+		v.plain = p
+		return p, nil
+	}
+	tmp, err := v.temp()
+	if err != nil {
+		return "", err
+	}
+	r, err := v.m.open(v.dir, f, v.o.Identities)
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	plain := filepath.Join(tmp, "snapshot.db")
+	out, err := os.OpenFile(plain, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer out.Close()
+	t := newTrailerWriter(out)
+	if _, err := io.Copy(t, &ctxReader{ctx, r}); err != nil {
+		return "", fmt.Errorf("decrypt %s: %w", p, err)
+	}
+	if err := out.Close(); err != nil {
+		return "", fmt.Errorf("decrypt %s: %w", p, err)
+	}
+	if sum := hex.EncodeToString(t.all.Sum(nil)); sum != e.SHA256 {
+		v.problem(HashVerified, e.File, "decrypts to other content than was encrypted: digest %s, not %s", sum, e.SHA256)
+		return "", nil
+	}
+	if err := t.check(); err != nil {
+		v.problem(HashVerified, e.File, "%v", err)
+		return "", nil
+	}
+	v.plain = plain
+	return plain, nil
+}
+
+// checkFile compares a file with its entry; a difference is a *DamagedError.
+func checkFile(ctx context.Context, dir string, f *File) error {
+	p := filepath.Join(dir, filepath.FromSlash(f.Path))
+	r, err := os.Open(p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &DamagedError{p, "is missing"}
+	}
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	h := sha256.New()
+	n, err := io.CopyBuffer(struct{ io.Writer }{h}, &ctxReader{ctx, r}, make([]byte, 1<<20))
+	if err != nil {
+		return fmt.Errorf("read %s: %w", p, err)
+	}
+	if n != f.Size {
+		return &DamagedError{p, fmt.Sprintf("has %d bytes, not %d", n, f.Size)}
+	}
+	if sum := hex.EncodeToString(h.Sum(nil)); sum != f.SHA256 {
+		return &DamagedError{p, fmt.Sprintf("its digest is %s, not %s", sum, f.SHA256)}
+	}
+	return nil
+}
+
+// ctxReader ends a copy when ctx ends.
+type ctxReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r *ctxReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}
+
+// KeyError is an encrypted backup that the given identities or passphrase do not open.
+type KeyError struct {
+	Path       string
+	Recipients string
+	Err        error
+}
+
+func (e *KeyError) Error() string {
+	return fmt.Sprintf("decrypt %s: %v; it is encrypted for %s", e.Path, e.Err, e.Recipients)
+}
+
+// Unwrap gives the reason.
+func (e *KeyError) Unwrap() error { return e.Err }
+
+// open opens a file of the backup in dir, decrypting it when needed.
+func (m *Manifest) open(dir string, f *File, ids []age.Identity) (io.ReadCloser, error) {
+	p := filepath.Join(dir, filepath.FromSlash(f.Path))
+	r, err := os.Open(p)
+	if err != nil {
+		return nil, err
+	}
+	if !f.Encrypted {
+		return r, nil
+	}
+	recipients := "nobody that the manifest names"
+	if m.Encryption != nil {
+		recipients = strings.Join(m.Encryption.Recipients, ", ")
+	}
+	if len(ids) == 0 {
+		return nil, errors.Join(&KeyError{Path: p, Recipients: recipients, Err: errors.New("no identity or passphrase was given")}, r.Close())
+	}
+	plain, err := age.Decrypt(r, ids...)
+	if err != nil {
+		return nil, errors.Join(&KeyError{Path: p, Recipients: recipients, Err: err}, r.Close())
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{plain, r}, nil
+}
