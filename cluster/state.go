@@ -66,6 +66,8 @@ const (
 	UnreadNotFound = "not-found"
 	// UnreadMalformed: it was read and makes no sense.
 	UnreadMalformed = "malformed"
+	// UnreadNotAsked: nothing was there to ask with, as no access to the machines was configured.
+	UnreadNotAsked = "not-asked"
 	// UnreadFailed: it was asked for and answered with an error of another kind.
 	UnreadFailed = "failed"
 )
@@ -89,6 +91,8 @@ type Kubeadm struct {
 type Flag struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
+	// Source is the file, or "running process", where it was found; empty when it does not matter.
+	Source string `json:"source,omitempty"`
 }
 
 // Node is one node, as the API and, where reachable, its host tell it.
@@ -194,6 +198,8 @@ type HostFacts struct {
 	Manifests []string `json:"manifests,omitempty"`
 	// KubeadmResidue lists /etc/kubernetes/tmp/kubeadm-* directories (each holds a copy of etcd's data).
 	KubeadmResidue []string `json:"kubeadmResidue,omitempty"`
+	// KubeadmResidueBytes is what they take together.
+	KubeadmResidueBytes int64 `json:"kubeadmResidueBytes,omitempty"`
 }
 
 // Disk is the free space at a path.
