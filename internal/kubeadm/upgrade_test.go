@@ -52,7 +52,7 @@ func TestStripFlags(t *testing.T) {
 		"KUBELET_KUBEADM_ARGS=\"--pod-infra-container-image pause:3 --v=2\"":                                   "KUBELET_KUBEADM_ARGS=\"--v=2\"",
 		"KUBELET_KUBEADM_ARGS=\"--node-ip=10.0.0.1\"\n":                                                        "KUBELET_KUBEADM_ARGS=\"--node-ip=10.0.0.1\"\n",
 		"# --pod-infra-container-image=x=1\n":                                                                  "# --pod-infra-container-image=x=1\n",
-		"": "",
+		"":                                                                                                     "",
 	} {
 		got, changed := StripFlags([]byte(in), gone)
 		if string(got) != want || changed != (in != want) {
