@@ -24,7 +24,7 @@ var levels = map[string]int{
 	"internal/kubeversion": 0, "internal/event": 0, "internal/condition": 0, "internal/atomicfile": 0,
 	"internal/host": 1, "internal/journal": 1, "internal/kubeadm": 1, "internal/bundle": 1, "cluster": 1,
 	"internal/controlplane": 1, "internal/inventory": 1,
-	"apicheck": 2, "backup": 2, "inspect": 2, "testenv": 2,
+	"apicheck": 2, "backup": 2, "inspect": 2, "testenv": 2, "internal/payload": 2,
 	"plan": 3, "preflight": 3,
 	"executor": 4, "provision": 4, "rehearse": 4,
 	"internal/render": 5, "cmd/belay": 6,
