@@ -215,4 +215,6 @@ func readLines(r io.Reader, each func(line []byte) error) error {
 }
 
 // secretKind says whether objects of a resource hold secrets.
-func secretKind(group, resource string) bool { return group == corev1.GroupName && resource == "secrets" }
+func secretKind(group, resource string) bool {
+	return group == corev1.GroupName && resource == "secrets"
+}

@@ -1,0 +1,239 @@
+//go:build controlplane
+
+package backup
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/belayops/belay/internal/controlplane"
+	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/kubeversion"
+)
+
+// bundleBin gives the programs of a bundle; BELAY_BUNDLES overrides where bundles are.
+func bundleBin(version string) (Binaries, error) {
+	dir := os.Getenv("BELAY_BUNDLES")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return Binaries{}, err
+		}
+		dir = filepath.Join(cache, "belay", "bundles")
+	}
+	b, err := FindBinaries(filepath.Join(dir, version+"-"+runtime.GOARCH, "bin"))
+	if err != nil {
+		return b, fmt.Errorf("%w; this layer needs it: belay bundle build %s", err, version)
+	}
+	return b, nil
+}
+
+// live is a control plane with a node whose files look like kubeadm's.
+type live struct {
+	etcd   *controlplane.Etcd
+	api    *controlplane.APIServer
+	client kubernetes.Interface
+	dyn    dynamic.Interface
+	host   *rootHost
+}
+
+const encryptionConfig = `apiVersion: apiserver.config.k8s.io/v1
+kind: EncryptionConfiguration
+resources:
+- resources: [secrets]
+  providers:
+  - aescbc:
+      keys:
+      - {name: key1, secret: c2VjcmV0IGlzIHNlY3VyZSwgb3IgaXMgaXQ/Pz8/Pz8=}
+  - identity: {}
+`
+
+const apiserverManifest = `apiVersion: v1
+kind: Pod
+metadata: {name: kube-apiserver, namespace: kube-system}
+spec:
+  containers:
+  - name: kube-apiserver
+    image: registry.k8s.io/kube-apiserver:v1.36.3
+    command:
+    - kube-apiserver
+    - --service-cluster-ip-range=10.96.0.0/12
+    - --encryption-provider-config=/etc/kubernetes/enc/config.yaml
+    volumeMounts:
+    - {name: enc, mountPath: /etc/kubernetes/enc, readOnly: true}
+  volumes:
+  - name: enc
+    hostPath: {path: /etc/kubernetes/secret-encryption}
+`
+
+func startLive(t *testing.T, version string) *live {
+	t.Helper()
+	ctx := t.Context()
+	bin, err := bundleBin(version)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	pki, err := controlplane.NewPKI(filepath.Join(dir, "pki"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &live{}
+	if l.etcd, err = controlplane.StartEtcd(ctx, controlplane.EtcdOptions{Binary: bin.Etcd, Dir: filepath.Join(dir, "etcd"), PKI: pki}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.etcd.Stop(context.Background()) })
+	if l.api, err = controlplane.StartAPIServer(ctx, controlplane.APIServerOptions{
+		Binary: bin.APIServer, Dir: filepath.Join(dir, "api"), PKI: pki, Etcd: l.etcd, EncryptionConfig: []byte(encryptionConfig),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.api.Stop(context.Background()) })
+	if l.client, err = kubernetes.NewForConfig(l.api.RESTConfig()); err != nil {
+		t.Fatal(err)
+	}
+	if l.dyn, err = dynamic.NewForConfig(l.api.RESTConfig()); err != nil {
+		t.Fatal(err)
+	}
+	l.host = newRootHost(t, "cp1", strings.TrimPrefix(l.etcd.Endpoint(), "https://"))
+	for from, to := range map[string]string{
+		"ca.crt": "/etc/kubernetes/pki/etcd/ca.crt", "etcd-client.crt": "/etc/kubernetes/pki/etcd/healthcheck-client.crt", "etcd-client.key": "/etc/kubernetes/pki/etcd/healthcheck-client.key",
+	} {
+		b, err := os.ReadFile(pki.Path(from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.host.put(t, to, string(b), 0o600)
+	}
+	l.host.put(t, "/etc/kubernetes/manifests/kube-apiserver.yaml", apiserverManifest, 0o600)
+	l.host.put(t, "/etc/kubernetes/secret-encryption/config.yaml", encryptionConfig, 0o600)
+	l.host.put(t, "/etc/kubernetes/tmp/kubeadm-backup-etcd/member/snap/db", "must not be copied", 0o600)
+	l.host.put(t, "/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\n", 0o644)
+	l.host.put(t, "/etc/containerd/config.toml", "version = 3\n", 0o644)
+	return l
+}
+
+var widgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+
+// populate makes objects of several kinds, custom ones with two versions among them.
+func (l *live) populate(t *testing.T, n int) {
+	t.Helper()
+	ctx := t.Context()
+	crd := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": "widgets.example.com"},
+		"spec": map[string]any{
+			"group": "example.com", "scope": "Namespaced",
+			"names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+			"versions": []any{
+				map[string]any{"name": "v1", "served": true, "storage": false, "schema": openSchema},
+				map[string]any{"name": "v1beta1", "served": true, "storage": true, "schema": openSchema},
+			},
+		},
+	}}
+	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	if _, err := l.dyn.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kubeadm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kubeadm-config"}, Data: map[string]string{"ClusterConfiguration": "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nclusterName: shop cluster\n"}}
+	if _, err := l.client.CoreV1().ConfigMaps("kube-system").Create(ctx, kubeadm, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		name := fmt.Sprintf("thing-%05d", i)
+		if _, err := l.client.CoreV1().ConfigMaps("shop").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"k": name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if i%10 != 0 {
+			continue
+		}
+		if _, err := l.client.CoreV1().Secrets("shop").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"password": "hunter2"}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		l.createWidget(t, name)
+	}
+	release := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "sh.helm.release.v1.web.v1", Labels: map[string]string{"owner": "helm", "name": "web"}},
+		Type:       releaseType, StringData: map[string]string{"release": "H4sI"},
+	}
+	if _, err := l.client.CoreV1().Secrets("shop").Create(ctx, release, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// createWidget retries while the custom resource is not served yet.
+func (l *live) createWidget(t *testing.T, name string) {
+	t.Helper()
+	w := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": name}, "spec": map[string]any{"size": int64(3)}}}
+	var err error
+	for range 100 {
+		if _, err = l.dyn.Resource(widgets).Namespace("shop").Create(t.Context(), w, metav1.CreateOptions{}); err == nil {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Fatal(err)
+}
+
+var openSchema = map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}
+
+func TestBackupIsRestoredAndEveryObjectListed(t *testing.T) {
+	for _, version := range []string{"1.36.3", "1.37.2"} {
+		t.Run(version, func(t *testing.T) {
+			l := startLive(t, version)
+			l.populate(t, 1200)
+			b, err := Create(t.Context(), Options{Dir: t.TempDir(), REST: l.api.RESTConfig(), Hosts: []host.Host{l.host}, Tool: "test"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.Manifest.Level != Opened || !b.Manifest.Complete() {
+				t.Errorf("level %s, parts %+v", b.Manifest.Level, b.Manifest.Parts)
+			}
+			if !strings.HasPrefix(filepath.Base(b.Dir), "shop-cluster-") {
+				t.Errorf("directory %s is not named by the cluster", b.Dir)
+			}
+			for _, p := range b.Manifest.Files {
+				if strings.Contains(p.Path, "/tmp/") {
+					t.Errorf("%s is in the backup", p.Path)
+				}
+			}
+			if b.Manifest.sourceFile("cp1", "/etc/kubernetes/secret-encryption/config.yaml") == nil {
+				t.Error("the encryption configuration is not in the backup")
+			}
+			r, err := Verify(t.Context(), b.Dir, VerifyOptions{Level: Restored, Binaries: func(v kubeversion.V) (Binaries, error) { return bundleBin(v.Bare()) }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.OK() {
+				t.Fatalf("problems: %+v", r.Problems)
+			}
+			if r.Restore.Resources["configmaps"] < 1200 || r.Restore.Resources["widgets.example.com"] != 120 || r.Restore.Resources["secrets"] != 121 || !r.Restore.Encryption {
+				t.Errorf("restored: %+v", r.Restore)
+			}
+			if len(r.Restore.Unserved) != 0 {
+				t.Errorf("prefixes that nothing lists: %v", r.Restore.Unserved)
+			}
+			t.Logf("files %d, %d bytes, took %v, started in %v, listed %d objects in %v", r.Files, r.Bytes, r.Took, r.Restore.StartedIn, r.Restore.Objects, r.Restore.ListedIn)
+			e, err := LatestVerified(t.Context(), filepath.Dir(b.Dir), b.Manifest.Lineage, Restored)
+			if err != nil || e.Dir != b.Dir {
+				t.Errorf("LatestVerified = %+v, %v", e, err)
+			}
+		})
+	}
+}
