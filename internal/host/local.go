@@ -52,10 +52,13 @@ func (l *local) Run(ctx context.Context, c Cmd) (Result, error) {
 	out := newOutputs(c, MaxOutput)
 	cmd.Stdout, cmd.Stderr = &out.stdout, &out.stderr
 	var input *watchedInput
+	var feed io.WriteCloser
 	if c.Stdin != nil {
-		// A source that breaks must not look to the program like its end.
 		input = &watchedInput{r: c.Stdin, fail: func(err error) { cancel(&inputError{err}) }}
-		cmd.Stdin = input
+		var err error
+		if feed, err = cmd.StdinPipe(); err != nil {
+			return notStarted(err)
+		}
 	}
 	var kill *time.Timer
 	cmd.Cancel = func() error {
@@ -78,6 +81,16 @@ func (l *local) Run(ctx context.Context, c Cmd) (Result, error) {
 			err = noSuchProgram(126)
 		}
 		return notStarted(err)
+	}
+	if input != nil {
+		// Not by exec's own copying: that would wait for a source that never ends after the program has.
+		go func() {
+			copyAll(feed, input)
+			// A source that breaks must not look to the program like its end.
+			if !input.failed() {
+				_ = feed.Close()
+			}
+		}()
 	}
 	err := cmd.Wait()
 	if kill != nil && kill.Stop() {
@@ -181,7 +194,7 @@ func (l *local) upload(ctx context.Context, path string, r io.Reader, size int64
 func (l *local) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", l.name, err)
+		return nil, &NotStartedError{Host: l.name, Argv: []string{"dial " + addr}, Err: err}
 	}
 	return c, nil
 }

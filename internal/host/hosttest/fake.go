@@ -1,0 +1,5 @@
+package hosttest
+
+// Fake comes next.
+type Fake struct{ fakeHost }
+type fakeHost interface{}
