@@ -212,10 +212,10 @@ func (m SpecMachines) check() string {
 // Validate says everything that is wrong; each error is a *SpecError. Defaults must be set.
 func (s *Spec) Validate() error { return s.validate(nil) }
 
-// A DNS label: RFC 1123, at most 63 characters. Machine and cgroup names are made of the cluster's name, so it is kept shorter.
+// A DNS label: RFC 1123, at most 63 characters. Machine and cgroup names are made of the cluster's name, so it is kept shorter (testenv allows 40 for CLUSTER-cp1).
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
-const maxName = 40
+const maxName = 34
 
 func (s *Spec) validate(root *yaml.Node) error {
 	var errs []error

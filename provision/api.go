@@ -1,0 +1,413 @@
+package provision
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+
+	"github.com/belayops/belay/internal/atomicfile"
+	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/condition"
+	"github.com/belayops/belay/internal/kubeadm"
+	"github.com/belayops/belay/internal/kubeversion"
+)
+
+// How long is waited for what.
+const (
+	apiWait      = 3 * time.Minute // an apiserver that should come up, also after a restart of its machine
+	leftoverWait = 45 * time.Second
+	readyWait    = 5 * time.Minute
+	proofWait    = 2 * time.Minute
+	pollInterval = 500 * time.Millisecond
+)
+
+// api is access to the cluster's API as its administrator.
+type api struct {
+	cs  kubernetes.Interface
+	dyn dynamic.Interface
+	cfg *rest.Config
+}
+
+func newAPI(kubeconfig []byte) (*api, error) {
+	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	cfg.QPS, cfg.Burst = 100, 200
+	cfg.Timeout = 20 * time.Second
+	cfg.UserAgent = fieldManager
+	// What an apiserver warns of is of no use to the reader of a progress display.
+	cfg.WarningHandler = rest.NoWarnings{}
+	cs, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	dyn, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &api{cs: cs, dyn: dyn, cfg: cfg}, nil
+}
+
+// readyz asks the control plane whether it is ready.
+func (a *api) readyz(ctx context.Context) error {
+	body, err := a.cs.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+	if err != nil {
+		if len(body) > 0 {
+			return fmt.Errorf("%w: %s", err, strings.ReplaceAll(strings.TrimSpace(string(body)), "\n", "; "))
+		}
+		return err
+	}
+	return nil
+}
+
+// waitAPI waits for the control plane, and sets u.api and the kubeconfig of the cluster's directory.
+func (u *up) waitAPI(ctx context.Context, step string, n *node, timeout time.Duration) error {
+	return condition.Wait(ctx, condition.Condition{Name: "the control plane at " + u.state.Endpoint, Check: func(ctx context.Context) error {
+		kubeconfig, err := n.h.ReadFile(ctx, kubeadm.AdminKubeconfig)
+		if errors.Is(err, fs.ErrNotExist) {
+			return condition.NotYetf("%s has no %s", n.name, kubeadm.AdminKubeconfig)
+		}
+		if err != nil {
+			return err
+		}
+		a, err := newAPI(kubeconfig)
+		if err != nil {
+			return err
+		}
+		if err := a.readyz(ctx); err != nil {
+			return err
+		}
+		if old, err := os.ReadFile(u.dir.kubeconfig()); err != nil || !bytes.Equal(old, kubeconfig) {
+			if err := atomicfile.WriteFile(u.dir.kubeconfig(), kubeconfig, 0o600); err != nil {
+				return condition.Final(err)
+			}
+		}
+		u.api = a
+		return nil
+	}}, condition.Options{Timeout: timeout, Interval: pollInterval, Attempt: 10 * time.Second, OnChange: u.under(step, n)})
+}
+
+// checkVersion refuses a cluster that was upgraded since: its nodes must not get older files.
+func (u *up) checkVersion(ctx context.Context) error {
+	if err := u.waitAPI(ctx, "check", u.first(), apiWait); err != nil {
+		return err
+	}
+	have, err := u.api.clusterVersion(ctx)
+	if err != nil {
+		return err
+	}
+	nodes, err := u.api.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	want := u.spec.Version()
+	if have.Compare(want) != 0 {
+		return &VersionError{Name: u.spec.Name, Want: want, Have: have}
+	}
+	for _, n := range nodes.Items {
+		if v, err := kubeversion.Parse(n.Status.NodeInfo.KubeletVersion); err == nil && v.Compare(want) > 0 {
+			return &VersionError{Name: u.spec.Name, Want: want, Have: v}
+		}
+	}
+	return nil
+}
+
+// clusterVersion is what kubeadm recorded.
+func (a *api) clusterVersion(ctx context.Context) (kubeversion.V, error) {
+	cm, err := a.cs.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "kubeadm-config", metav1.GetOptions{})
+	if err != nil {
+		return kubeversion.V{}, err
+	}
+	var c struct {
+		KubernetesVersion string `json:"kubernetesVersion"`
+	}
+	if err := yaml.Unmarshal([]byte(cm.Data["ClusterConfiguration"]), &c); err != nil {
+		return kubeversion.V{}, fmt.Errorf("ConfigMap kube-system/kubeadm-config: %w", err)
+	}
+	return kubeversion.Parse(c.KubernetesVersion)
+}
+
+func (a *api) node(ctx context.Context, name string) (*corev1.Node, error) {
+	return a.cs.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+}
+
+func (a *api) deleteNode(ctx context.Context, name string) error {
+	err := a.cs.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
+// member says whether a node's join came to its end, and why not.
+func (a *api) member(ctx context.Context, n *node) (ok bool, why string, err error) {
+	obj, err := a.node(ctx, n.name)
+	if apierrors.IsNotFound(err) {
+		return false, "the API does not know the node", nil
+	}
+	if err != nil {
+		return false, "", err
+	}
+	if _, err := n.h.ReadFile(ctx, kubeadm.KubeletKubeconfig); errors.Is(err, fs.ErrNotExist) {
+		return false, "its kubelet has no credentials", nil
+	} else if err != nil {
+		return false, "", err
+	}
+	// A kubelet that lost its cluster is known to the API for ever; one that lives renews its lease.
+	lease, err := a.cs.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, "", err
+	}
+	if err != nil || lease.Spec.RenewTime == nil || time.Since(lease.Spec.RenewTime.Time) > 2*time.Minute {
+		return false, "its kubelet does not report", nil
+	}
+	if n.role != RoleControlPlane {
+		return true, "", nil
+	}
+	// The label is the last thing that a control plane's join sets before it waits.
+	if _, ok := obj.Labels[controlPlaneLabel]; !ok {
+		return false, "it is not marked as a control plane node", nil
+	}
+	for _, component := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+		pod, err := a.cs.CoreV1().Pods(metav1.NamespaceSystem).Get(ctx, component+"-"+n.name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, component + " does not run", nil
+		}
+		if err != nil {
+			return false, "", err
+		}
+		if pod.Status.Phase != corev1.PodRunning {
+			return false, component + " is " + string(pod.Status.Phase), nil
+		}
+	}
+	return true, "", nil
+}
+
+// network applies the CNI.
+func (u *up) network(ctx context.Context) (string, error) {
+	objects, err := renderNetwork(u.b, u.state.Endpoint)
+	if err != nil {
+		return "", err
+	}
+	var changed []string
+	// A fresh apiserver serves before its own bootstrap objects are all there.
+	err = condition.Wait(ctx, condition.Condition{Name: "the pod network's objects to be accepted", Check: func(ctx context.Context) error {
+		c, err := applyObjects(ctx, u.api.dyn, objects)
+		changed = append(changed, c...)
+		return err
+	}}, condition.Options{Timeout: time.Minute, Interval: pollInterval, OnChange: u.under("network", nil)})
+	if err != nil || len(changed) == 0 {
+		return "", err
+	}
+	return "kube-router applied", nil
+}
+
+// finish waits until everything is ready, and proves that it works.
+func (u *up) finish(ctx context.Context) error {
+	if err := u.step(ctx, "ready", nil, "nodes and addons ready", u.ready); err != nil {
+		return err
+	}
+	if err := u.step(ctx, "proof", nil, "cluster DNS answers on every node", u.proof); err != nil {
+		return err
+	}
+	if u.state.Up {
+		return nil
+	}
+	return u.record(func(p *progress) { p.Up = true })
+}
+
+func (u *up) ready(ctx context.Context) (string, error) {
+	waited := false
+	report := u.under("ready", nil)
+	err := condition.Wait(ctx, condition.All("nodes and addons to be ready",
+		condition.Condition{Name: "nodes", Check: u.nodesReady},
+		condition.Condition{Name: "addons", Check: u.addonsReady},
+	), condition.Options{Timeout: readyWait, Interval: pollInterval, OnChange: func(reason string) {
+		waited = true
+		report(strings.ReplaceAll(reason, "\n", "; "))
+	}})
+	if err != nil || !waited {
+		return "", err
+	}
+	return fmt.Sprintf("%d nodes", len(u.nodes)), nil
+}
+
+func (u *up) nodesReady(ctx context.Context) error {
+	list, err := u.api.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	var not []string
+	for _, n := range u.nodes {
+		i := slices.IndexFunc(list.Items, func(o corev1.Node) bool { return o.Name == n.name })
+		if i < 0 {
+			not = append(not, n.name+" is not registered")
+			continue
+		}
+		if ok, why := nodeReady(&list.Items[i]); !ok {
+			not = append(not, n.name+": "+why)
+		}
+	}
+	if len(not) > 0 {
+		return condition.NotYetf("%s", strings.Join(not, "; "))
+	}
+	return nil
+}
+
+func nodeReady(n *corev1.Node) (bool, string) {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			if c.Status == corev1.ConditionTrue {
+				return true, ""
+			}
+			return false, c.Reason + ": " + c.Message
+		}
+	}
+	return false, "its kubelet has not reported yet"
+}
+
+// addonsReady asks for CoreDNS, kube-proxy and kube-router: nodes say Ready without any of them.
+func (u *up) addonsReady(ctx context.Context) error {
+	var not []string
+	dns, err := u.api.cs.AppsV1().Deployments(metav1.NamespaceSystem).Get(ctx, "coredns", metav1.GetOptions{})
+	switch {
+	case err != nil:
+		return err
+	case dns.Status.ObservedGeneration < dns.Generation || dns.Status.AvailableReplicas < *dns.Spec.Replicas:
+		not = append(not, fmt.Sprintf("coredns: %d of %d available", dns.Status.AvailableReplicas, *dns.Spec.Replicas))
+	}
+	for _, name := range []string{"kube-proxy", "kube-router"} {
+		ds, err := u.api.cs.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		s := ds.Status
+		if s.ObservedGeneration < ds.Generation || int(s.DesiredNumberScheduled) < len(u.nodes) || s.NumberReady < s.DesiredNumberScheduled || s.UpdatedNumberScheduled < s.DesiredNumberScheduled {
+			not = append(not, fmt.Sprintf("%s: %d of %d ready", name, s.NumberReady, max(int(s.DesiredNumberScheduled), len(u.nodes))))
+		}
+	}
+	if len(not) == 0 {
+		return nil
+	}
+	return condition.NotYetf("%s", strings.Join(append(not, u.podTroubles(ctx)...), "; "))
+}
+
+// podTroubles says what keeps pods of kube-system from running, as far as it is worth a word.
+func (u *up) podTroubles(ctx context.Context) []string {
+	pods, err := u.api.cs.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, p := range pods.Items {
+		for _, c := range append(p.Status.InitContainerStatuses, p.Status.ContainerStatuses...) {
+			if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing" {
+				out = append(out, fmt.Sprintf("pod %s on %s: %s %s", p.Name, p.Spec.NodeName, w.Reason, w.Message))
+			} else if t := c.LastTerminationState.Terminated; t != nil && !c.Ready && t.ExitCode != 0 {
+				out = append(out, fmt.Sprintf("pod %s on %s: ended with exit code %d", p.Name, p.Spec.NodeName, t.ExitCode))
+			}
+		}
+	}
+	if len(out) > 3 {
+		out = append(out[:3], fmt.Sprintf("and %d more", len(out)-3))
+	}
+	return out
+}
+
+// proof runs a pod on every node that asks the cluster's DNS: image, sandbox, pod network, Service and CoreDNS in one.
+// A cluster that was proved before, and in which nothing was changed, is not asked again.
+func (u *up) proof(ctx context.Context) (string, error) {
+	if u.state.Up && !u.anyChange.Load() {
+		return "", nil
+	}
+	samples := u.b.ImagesByRole(bundle.RoleSample)
+	if len(samples) != 1 {
+		return "", fmt.Errorf("bundle %s has %d sample images, want one", u.b.Dir(), len(samples))
+	}
+	err := u.each(ctx, u.nodes, func(ctx context.Context, n *node) error { return u.proveNode(ctx, n, samples[0].Ref) })
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d nodes", len(u.nodes)), nil
+}
+
+const proofName = "kubernetes.default.svc.cluster.local"
+
+func (u *up) proveNode(ctx context.Context, n *node, image string) (err error) {
+	pods := u.api.cs.CoreV1().Pods(metav1.NamespaceSystem)
+	name := "belay-proof-" + n.name
+	zero := int64(0)
+	remove := func(ctx context.Context) error {
+		err := pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &zero})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	if err := remove(ctx); err != nil {
+		return err
+	}
+	no := false
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "belay"}},
+		Spec: corev1.PodSpec{
+			NodeName: n.name, RestartPolicy: corev1.RestartPolicyOnFailure, AutomountServiceAccountToken: &no,
+			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+			TerminationGracePeriodSeconds: &zero,
+			Containers: []corev1.Container{{
+				Name: "proof", Image: image, ImagePullPolicy: corev1.PullNever, Args: []string{"lookup", proofName},
+				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+			}},
+		},
+	}
+	err = condition.Wait(ctx, condition.Condition{Name: "pod " + name + " to be accepted", Check: func(ctx context.Context) error {
+		_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+		return err // "already exists" while the one before is on its way out
+	}}, condition.Options{Timeout: 30 * time.Second, Interval: pollInterval})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		defer cancel()
+		err = errors.Join(err, remove(cleanup))
+	}()
+	return condition.Wait(ctx, condition.Condition{Name: "a pod on " + n.name + " to find " + proofName, Check: func(ctx context.Context) error {
+		p, err := pods.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if p.Status.Phase == corev1.PodSucceeded {
+			return nil
+		}
+		for _, c := range p.Status.ContainerStatuses {
+			for _, s := range []corev1.ContainerState{c.State, c.LastTerminationState} {
+				if t := s.Terminated; t != nil && t.ExitCode != 0 {
+					return condition.NotYetf("it could not: %s", strings.TrimSpace(t.Message))
+				}
+				if w := s.Waiting; w != nil && w.Message != "" {
+					return condition.NotYetf("%s: %s", w.Reason, w.Message)
+				}
+			}
+		}
+		return condition.NotYetf("the pod is %s", p.Status.Phase)
+	}}, condition.Options{Timeout: proofWait, Interval: pollInterval, OnChange: u.under("proof", nil)})
+}

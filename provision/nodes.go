@@ -1,0 +1,371 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/kubeadm"
+	"github.com/belayops/belay/internal/payload"
+)
+
+// prepare puts files, services and images onto a node.
+func (u *up) prepare(ctx context.Context, n *node) error {
+	if err := u.step(ctx, "files", n, "files and services", func(ctx context.Context) (string, error) { return u.install(ctx, n) }); err != nil {
+		return err
+	}
+	return u.step(ctx, "images", n, "images", func(ctx context.Context) (string, error) { return u.images(ctx, n) })
+}
+
+// How many files, and images, go to one node at a time. The machine's disk and one processor are the limit, not the network.
+const (
+	filesAtOnce  = 3
+	imagesAtOnce = 2
+)
+
+func (u *up) install(ctx context.Context, n *node) (string, error) {
+	files, err := nodeFiles(u.b, n.quirks)
+	if err != nil {
+		return "", err
+	}
+	stale, err := payload.Differing(ctx, n.h, files)
+	if err != nil {
+		return "", err
+	}
+	progress := u.under("files", n)
+	var done atomic.Int32
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(filesAtOnce)
+	for _, f := range stale {
+		g.Go(func() error {
+			if err := payload.Put(gctx, n.h, f); err != nil {
+				return err
+			}
+			progress(fmt.Sprintf("%d of %d files: %s", done.Add(1), len(stale), f.Path))
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return "", err
+	}
+	did, err := u.services(ctx, n, stale)
+	if len(stale) > 0 {
+		did = strings.TrimSuffix(fmt.Sprintf("%d files, %s", len(stale), did), ", ")
+	}
+	return did, err
+}
+
+// services makes systemd and the kernel take notice of new files. It says what it had to do.
+func (u *up) services(ctx context.Context, n *node, changed []payload.File) (string, error) {
+	touched := func(paths ...string) bool {
+		for _, f := range changed {
+			for _, p := range paths {
+				if strings.HasPrefix(f.Path, p) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	var did []string
+	systemctl := func(args ...string) error {
+		_, err := n.h.Run(ctx, host.Cmd{Argv: append([]string{"systemctl"}, args...)})
+		return err
+	}
+	// A module that is built in, or not there at all, is no error; what is really missing shows when it is used.
+	if touched(modulesFile) {
+		if _, err := n.h.Run(ctx, host.Cmd{Argv: []string{"sh", "-c", "modprobe -qa overlay br_netfilter || true"}}); err != nil {
+			return "", err
+		}
+	}
+	if touched(sysctlFile) || !n.facts.IPForward || n.facts.BridgeFilter == "0" {
+		if _, err := n.h.Run(ctx, host.Cmd{Argv: []string{"sysctl", "-e", "-p", sysctlFile}}); err != nil {
+			return "", err
+		}
+		did = append(did, "kernel settings")
+	}
+	if touched("/etc/systemd/") {
+		if err := systemctl("daemon-reload"); err != nil {
+			return "", err
+		}
+	}
+	res, err := n.h.Run(ctx, host.Cmd{Argv: []string{"sh", "-c", `for u in containerd kubelet; do echo "$u $(systemctl is-enabled $u 2>/dev/null) $(systemctl is-active $u 2>/dev/null)"; done`}})
+	if err != nil {
+		return "", err
+	}
+	status := string(res.Stdout)
+	if strings.Count(status, " enabled ") < 2 {
+		if err := systemctl("enable", "--quiet", "containerd.service", "kubelet.service"); err != nil {
+			return "", err
+		}
+		did = append(did, "services enabled")
+	}
+	if touched("/usr/local/bin/containerd", containerdConfig, containerdUnit) || !strings.Contains(status, "containerd enabled active") {
+		if err := systemctl("restart", "containerd.service"); err != nil {
+			return "", u.withLog(ctx, n, "containerd.service", err)
+		}
+		did = append(did, "containerd started")
+	}
+	// kubeadm starts the kubelet for the first time; later it is restarted only for a new unit or program.
+	if n.facts.Kubernetes && (touched(kubeadm.KubeletPath, kubeadm.KubeletUnitPath) || !strings.Contains(status, "kubelet enabled active")) {
+		if err := systemctl("restart", "kubelet.service"); err != nil {
+			return "", u.withLog(ctx, n, "kubelet.service", err)
+		}
+		did = append(did, "kubelet started")
+	}
+	return strings.Join(did, ", "), nil
+}
+
+// withLog adds the last lines of a unit's log to an error.
+func (u *up) withLog(ctx context.Context, n *node, unit string, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	res, logErr := n.h.Run(ctx, host.Cmd{Argv: []string{"journalctl", "--no-pager", "--quiet", "-o", "cat", "-n", "15", "-u", unit}})
+	log := strings.TrimSpace(string(res.Stdout))
+	if logErr != nil || log == "" {
+		return err
+	}
+	return fmt.Errorf("%w\nlast lines of %s on %s:\n%s", err, unit, n.name, log)
+}
+
+func (u *up) images(ctx context.Context, n *node) (string, error) {
+	missing, err := payload.MissingImages(ctx, n.h, nodeImages(u.b, n.role))
+	if err != nil || len(missing) == 0 {
+		return "", err
+	}
+	progress := u.under("images", n)
+	var done atomic.Int32
+	var bytes int64
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(imagesAtOnce)
+	for _, img := range missing {
+		bytes += img.Size
+		g.Go(func() error {
+			if err := payload.ImportImage(gctx, n.h, img); err != nil {
+				return err
+			}
+			progress(fmt.Sprintf("%d of %d images: %s", done.Add(1), len(missing), img.Ref))
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d loaded (%d MB)", len(missing), bytes/1_000_000), nil
+}
+
+// kubeadmCluster is the cluster as kubeadm's configuration has it.
+func (u *up) kubeadmCluster() kubeadm.Cluster {
+	q := u.quirks()
+	return kubeadm.Cluster{
+		Name: u.spec.Name, Version: u.spec.Version(), Endpoint: u.state.Endpoint,
+		PodSubnet: u.spec.PodSubnet, ServiceSubnet: u.spec.ServiceSubnet, CertSANs: u.spec.CertSANs, ExtraArgs: u.spec.ExtraArgs,
+		Kubelet: kubeadm.KubeletSettings{AllowCgroupV1: q.AllowCgroupV1, AllowSwap: q.AllowSwap, FeatureGates: u.spec.FeatureGates},
+		Proxy:   kubeadm.ProxySettings{Mode: u.spec.KubeProxyMode, LeaveConntrack: q.LeaveConntrack},
+	}
+}
+
+// unitName names a transient unit on a host; the cluster's identity in it keeps two clusters' work apart.
+func (u *up) unitName(what string) string { return "belay-" + what + "-" + u.state.ID }
+
+// residue says whether init or join left something on the host.
+func residue(ctx context.Context, h host.Host) (bool, error) {
+	f, err := gatherFacts(ctx, h)
+	return f.Kubernetes, err
+}
+
+// reset takes a node that never was a member back to where it was before init or join.
+func (u *up) reset(ctx context.Context, n *node) error {
+	if u.joined(n.name) {
+		return fmt.Errorf("%s was a member of the cluster before: it is not reset; look at it with: belay cluster ssh --name %s %s", n.name, u.spec.Name, n.name)
+	}
+	u.emit(event.Event{Type: event.Note, Subject: n.name, Msg: "an earlier attempt did not come to its end; undoing it with kubeadm reset"})
+	if err := u.runUnit(ctx, n, u.unitName("reset"), kubeadm.ResetArgv(n.quirks.IgnorePreflight)); err != nil {
+		return fmt.Errorf("kubeadm reset: %w", err)
+	}
+	return nil
+}
+
+// init makes the first control plane node, or completes what an earlier run began. It says what it did.
+func (u *up) init(ctx context.Context) (string, error) {
+	n := u.first()
+	if u.state.Initialized {
+		return "", u.waitAPI(ctx, "init", n, apiWait)
+	}
+	config, err := kubeadm.RenderInit(u.kubeadmCluster(), kubeadm.Node{Name: n.name, Address: n.address, IgnorePreflight: n.quirks.IgnorePreflight})
+	if err != nil {
+		return "", err
+	}
+	unit := u.unitName("init")
+	running, err := unitRunning(ctx, n.h, unit)
+	if err != nil {
+		return "", err
+	}
+	left, err := residue(ctx, n.h)
+	if err != nil {
+		return "", err
+	}
+	did := "control plane at " + u.state.Endpoint
+	switch {
+	case running:
+		did += ", begun by an earlier run"
+		if err := u.runUnit(ctx, n, unit, kubeadm.InitArgv(initConfigFile)); err != nil {
+			return "", err
+		}
+		if err := u.waitAPI(ctx, "init", n, apiWait); err != nil {
+			return "", err
+		}
+	case left && u.waitAPI(ctx, "init", n, leftoverWait) == nil:
+		// The control plane lives. What init does after that may be done again.
+		did += ", completed"
+		if err := n.h.WriteFile(ctx, initConfigFile, config, 0o600); err != nil {
+			return "", err
+		}
+		for _, phase := range kubeadm.LateInitPhases() {
+			if err := u.runUnit(ctx, n, unit, kubeadm.InitPhaseArgv(initConfigFile, phase...)); err != nil {
+				return "", err
+			}
+		}
+	default:
+		if left {
+			if err := u.reset(ctx, n); err != nil {
+				return "", err
+			}
+		}
+		if err := n.h.WriteFile(ctx, initConfigFile, config, 0o600); err != nil {
+			return "", err
+		}
+		if err := u.runUnit(ctx, n, unit, kubeadm.InitArgv(initConfigFile)); err != nil {
+			return "", err
+		}
+		if err := u.waitAPI(ctx, "init", n, apiWait); err != nil {
+			return "", err
+		}
+	}
+	return did, u.record(func(p *progress) {
+		p.Initialized = true
+		if !p.joined(n.name) {
+			p.Joined = append(p.Joined, n.name)
+		}
+	})
+}
+
+// join makes n a member, or completes what an earlier run began. It says what it did.
+func (u *up) join(ctx context.Context, n *node) (string, error) {
+	if u.joined(n.name) {
+		if _, err := u.api.node(ctx, n.name); err != nil {
+			return "", fmt.Errorf("%s was a member of the cluster before and is none now; to make it one again by hand, run there: kubeadm reset, and kubeadm join: %w", n.name, err)
+		}
+		return "", nil
+	}
+	unit := u.unitName("join")
+	running, err := unitRunning(ctx, n.h, unit)
+	if err != nil {
+		return "", err
+	}
+	did := "is a member"
+	if running {
+		did += ", begun by an earlier run"
+		// Its outcome is judged below, like that of one that ended unseen.
+		if err := u.runUnit(ctx, n, unit, kubeadm.JoinArgv(joinConfigFile)); err != nil {
+			u.emit(event.Event{Type: event.Note, Subject: n.name, Msg: "the join that was under way failed: " + err.Error()})
+		}
+	}
+	left, err := residue(ctx, n.h)
+	if err != nil {
+		return "", err
+	}
+	if left {
+		member, why, err := u.api.member(ctx, n)
+		if err != nil {
+			return "", err
+		}
+		if member {
+			return did, u.joinedNow(ctx, n)
+		}
+		u.emit(event.Event{Type: event.Note, Subject: n.name, Msg: "joined half-way: " + why})
+		if err := u.reset(ctx, n); err != nil {
+			return "", err
+		}
+	}
+	if err := u.api.deleteNode(ctx, n.name); err != nil {
+		return "", err
+	}
+	config, err := u.joinConfig(ctx, n)
+	if err != nil {
+		return "", err
+	}
+	if err := n.h.WriteFile(ctx, joinConfigFile, config, 0o600); err != nil {
+		return "", err
+	}
+	if err := u.runUnit(ctx, n, unit, kubeadm.JoinArgv(joinConfigFile)); err != nil {
+		return "", err
+	}
+	return did, u.joinedNow(ctx, n)
+}
+
+func (u *up) joinedNow(ctx context.Context, n *node) error {
+	if err := removeFile(ctx, n.h, joinConfigFile); err != nil {
+		return err
+	}
+	return u.record(func(p *progress) {
+		if !p.joined(n.name) {
+			p.Joined = append(p.Joined, n.name)
+		}
+	})
+}
+
+// tokenTTL is how long a bootstrap token of a join lives.
+const tokenTTL = "30m"
+
+// joinConfig makes what a join needs on the first node: a token, and for a control plane node the uploaded certificates.
+func (u *up) joinConfig(ctx context.Context, n *node) ([]byte, error) {
+	first := u.first()
+	ca, err := first.h.ReadFile(ctx, kubeadm.CACertificate)
+	if err != nil {
+		return nil, err
+	}
+	hash, err := kubeadm.CACertHash(ca)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", first.name, kubeadm.CACertificate, err)
+	}
+	res, err := first.h.Run(ctx, host.Cmd{Argv: kubeadm.CreateTokenArgv(tokenTTL)})
+	if err != nil {
+		return nil, err
+	}
+	token, err := kubeadm.ParseToken(res.Stdout)
+	if err != nil {
+		return nil, err
+	}
+	j := kubeadm.Join{
+		Node:     kubeadm.Node{Name: n.name, Address: n.address, IgnorePreflight: n.quirks.IgnorePreflight},
+		Endpoint: u.state.Endpoint, Token: token, CACertHash: hash,
+	}
+	if n.role == RoleControlPlane {
+		j.ControlPlane, j.CertificateKey = true, kubeadm.NewCertificateKey()
+		config, err := kubeadm.RenderInit(u.kubeadmCluster(), kubeadm.Node{Name: first.name, Address: first.address, CertificateKey: j.CertificateKey})
+		if err != nil {
+			return nil, err
+		}
+		if err := first.h.WriteFile(ctx, initConfigFile, config, 0o600); err != nil {
+			return nil, err
+		}
+		_, err = first.h.Run(ctx, host.Cmd{Argv: kubeadm.UploadCertsArgv(initConfigFile)})
+		if err = errors.Join(err, removeFile(ctx, first.h, initConfigFile)); err != nil {
+			return nil, fmt.Errorf("upload the control plane's certificates: %w", err)
+		}
+	}
+	return kubeadm.RenderJoin(u.spec.Version(), j)
+}
+
+func removeFile(ctx context.Context, h host.Host, path string) error {
+	_, err := h.Run(ctx, host.Cmd{Argv: []string{"rm", "-f", "--", path}})
+	return err
+}
