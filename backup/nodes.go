@@ -13,6 +13,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/belayops/belay/internal/host"
@@ -251,4 +254,25 @@ func apiserverFlag(manifest []byte, name string) (value, hostFile string, err er
 		}
 	}
 	return value, hostFile, nil
+}
+
+// controlPlaneLabel marks the nodes that kubeadm runs a control plane on.
+const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
+// ControlPlaneNodes gives the names of the cluster's control plane nodes, sorted.
+func ControlPlaneNodes(ctx context.Context, cfg *rest.Config) ([]string, error) {
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("list control plane nodes: %w", err)
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlPlaneLabel})
+	if err != nil {
+		return nil, fmt.Errorf("list control plane nodes: %w", err)
+	}
+	var out []string
+	for _, n := range nodes.Items {
+		out = append(out, n.Name)
+	}
+	slices.Sort(out)
+	return out, nil
 }

@@ -52,6 +52,8 @@ stdout carries data, stderr carries progress and words.`,
 		}
 	}
 	_ = add
+	add("bring", newClusterCmd(d))
+	add("upgrade", newBackupCmd(d))
 	root.AddCommand(newVersionCmd(d), newDocsCmd(d))
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: strings.TrimSpace(exitCodesText())})
 	usageArgs(root)
