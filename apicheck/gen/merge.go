@@ -277,6 +277,7 @@ func (s *sources) merge(ov *overrides) ([]lifecycle.Kind, error) {
 		s.defaults(k)
 		s.undecodable(k)
 	}
+	s.resources(byGVK)
 	errs = append(errs, s.next(byGVK, ov)...)
 	errs = append(errs, ov.unused()...)
 	errs = append(errs, check(byGVK, s.newest)...)
@@ -530,6 +531,39 @@ func (s *sources) next(byGVK map[gvk]*lifecycle.Kind, ov *overrides) []error {
 		}
 	}
 	return errs
+}
+
+// resources names the resources of kinds that were gone before discovery was recorded: as the same kind is
+// called elsewhere, or by the rule of English that Kubernetes' own plurals follow.
+func (s *sources) resources(byGVK map[gvk]*lifecycle.Kind) {
+	type named struct {
+		resource   string
+		namespaced bool
+	}
+	observed := map[string]named{}
+	for _, k := range byGVK {
+		if k.Resource != "" {
+			observed[k.Kind] = named{k.Resource, k.Namespaced}
+		}
+	}
+	for _, k := range byGVK {
+		if k.Resource != "" || k.Class != lifecycle.Stored {
+			continue
+		}
+		if n, ok := observed[k.Kind]; ok {
+			k.Resource, k.Namespaced = n.resource, n.namespaced
+			continue
+		}
+		k.Resource = strings.ToLower(k.Kind) + "s"
+		switch {
+		case strings.HasSuffix(k.Kind, "y"):
+			k.Resource = strings.ToLower(strings.TrimSuffix(k.Kind, "y")) + "ies"
+		case strings.HasSuffix(k.Kind, "ss"):
+			k.Resource = strings.ToLower(k.Kind) + "es"
+		case strings.HasSuffix(k.Kind, "ers"):
+			k.Resource = strings.ToLower(k.Kind)
+		}
+	}
 }
 
 // check holds what must be true of any database.

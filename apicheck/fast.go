@@ -1,0 +1,3 @@
+package apicheck
+
+func (c *collector) fast([]byte) bool { return false }

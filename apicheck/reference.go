@@ -1,0 +1,3 @@
+package apicheck
+
+func (c *collector) references(og origin, o object) {}
