@@ -220,7 +220,10 @@ func (u *up) all(ctx context.Context) error {
 	if err := u.saveAccess(); err != nil {
 		return err
 	}
-	return u.build(ctx)
+	if err := u.build(ctx); err != nil {
+		return err
+	}
+	return u.finish(ctx)
 }
 
 // build prepares all nodes side by side; each goes on as soon as what it waits for is there: the first control plane node
@@ -285,10 +288,7 @@ func (u *up) build(ctx context.Context) error {
 			return u.step(ctx, "join", n, "kubeadm join", func(ctx context.Context) (string, error) { return u.join(ctx, n) })
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	return u.finish(ctx)
+	return g.Wait()
 }
 
 // each does f for every node side by side and reports every error.
