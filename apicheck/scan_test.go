@@ -52,6 +52,8 @@ func line(f Finding) string {
 	return fmt.Sprintf("%s %s %s %s@%s:%d %s -> %s (%s)", f.Severity, f.Verdict, f.APIVersion, f.Kind, f.Source.Path, f.Source.Line, f.Confidence, repl, f.Rewrite)
 }
 
+func itoa(n int) string { return fmt.Sprint(n) }
+
 func lines(r Report) []string {
 	var out []string
 	for _, f := range r.Findings {

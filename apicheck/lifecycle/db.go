@@ -45,6 +45,8 @@ type DB struct {
 	byGVK  map[GVK]*Kind
 	byGK   map[groupKind][]*Kind
 	groups map[string]bool
+	// byResource is keyed by group and resource.
+	byResource map[[2]string][]*Kind
 }
 
 // Module is one pinned source module.
@@ -218,6 +220,7 @@ func (db *DB) index() error {
 	db.byGVK = make(map[GVK]*Kind, len(db.Kinds))
 	db.byGK = make(map[groupKind][]*Kind)
 	db.groups = make(map[string]bool)
+	db.byResource = make(map[[2]string][]*Kind)
 	for i := range db.Kinds {
 		k := &db.Kinds[i]
 		if db.byGVK[k.GVK()] != nil {
@@ -227,6 +230,10 @@ func (db *DB) index() error {
 		gk := groupKind{k.Group, k.Kind}
 		db.byGK[gk] = append(db.byGK[gk], k)
 		db.groups[k.Group] = true
+		if k.Resource != "" {
+			gr := [2]string{k.Group, k.Resource}
+			db.byResource[gr] = append(db.byResource[gr], k)
+		}
 	}
 	return nil
 }
