@@ -426,7 +426,11 @@ func (b *builder) hop(i int, h *Hop, next *kubeversion.V) {
 	slices.Sort(stage)
 	stage = slices.Compact(stage)
 	if len(stage) > 0 {
-		add(Step{ID: id("stage", ""), Kind: Stage, Params: Params{Version: v, Nodes: stage}, Reversible: true})
+		until := id("control-plane-gate", "")
+		if len(kubelets) > 0 {
+			until = id("kubelet", kubelets[len(kubelets)-1])
+		}
+		add(Step{ID: id("stage", ""), Kind: Stage, Params: Params{Version: v, Nodes: stage}, Until: until, Reversible: true})
 	}
 	if len(control) > 0 && !b.s.Etcd.External {
 		b.etcdPatch(add, info)
@@ -444,9 +448,13 @@ func (b *builder) hop(i int, h *Hop, next *kubeversion.V) {
 			pre = append(pre, Precondition{Kind: EtcdHealthy})
 			if from := b.etcdVersion(name); from.Less(info.Etcd) {
 				p.EtcdFrom, p.EtcdVersion = from, info.Etcd
+				// Live and on every member: a floor that was met when the plan was made must still be.
+				if f, ok := cluster.EtcdFloorFor(info.Etcd.MinorVersion()); ok && !from.Less(f.Least) {
+					pre = append(pre, Precondition{Kind: EtcdAtLeast, Version: f.Least})
+				}
 			}
 		}
-		st := Step{ID: id(what, name), Kind: kind, Node: name, Params: p, Preconditions: pre}
+		st := Step{ID: id(what, name), Kind: kind, Node: name, Params: p, Preconditions: pre, Until: id("control-plane-gate", "")}
 		if name == control[len(control)-1] && p.EtcdFrom.MinorVersion() != p.EtcdVersion.MinorVersion() {
 			st.PointOfNoReturn = fmt.Sprintf("when the last member runs etcd %s, older ones can no longer read the data: the way back is the backup", p.EtcdVersion.MinorVersion())
 		}
@@ -486,7 +494,7 @@ func (b *builder) etcdPatch(add func(Step), info BundleInfo) {
 		if from.IsZero() || !from.Less(f.Least) || from.MinorVersion() != info.EtcdStep.MinorVersion() {
 			continue
 		}
-		add(Step{ID: "etcd-patch@" + info.EtcdStep.Bare() + "/" + n.Name, Kind: EtcdPatch, Node: n.Name, Reversible: true,
+		add(Step{ID: "etcd-patch@" + info.EtcdStep.Bare() + "/" + n.Name, Kind: EtcdPatch, Node: n.Name, Until: Once, Reversible: true,
 			Params:        Params{Version: info.Version, Image: info.EtcdStepImage, EtcdFrom: from, EtcdVersion: info.EtcdStep},
 			Preconditions: []Precondition{{Kind: NodeReady, Node: n.Name}, {Kind: EtcdHealthy}}})
 	}
@@ -516,7 +524,7 @@ func (b *builder) node(add func(Step), id func(what, node string) string, name s
 			Preconditions: []Precondition{
 				{Kind: APIServersAtLeast, Version: v}, {Kind: KubeadmConfigIs, Version: v}, {Kind: NodeCordoned, Node: name}}})
 	}
-	add(Step{ID: id("kubelet", name), Kind: Kubelet, Node: name, Params: Params{Version: v}, Reversible: true,
+	add(Step{ID: id("kubelet", name), Kind: Kubelet, Node: name, Params: Params{Version: v}, Until: id("node-gate", name), Reversible: true,
 		Preconditions: []Precondition{{Kind: APIServersAtLeast, Version: v}, {Kind: NodeCordoned, Node: name}}})
 	add(Step{ID: canary, Kind: Canary, Node: name, Params: Params{Version: v, CanaryImage: info.CanaryImage}, Until: Once, Reversible: true})
 	if own {

@@ -164,6 +164,8 @@ const (
 	KubeadmConfigIs PreconditionKind = "kubeadm-config-is"
 	// EtcdHealthy: every etcd member answers a read that needs quorum, so that restarting one leaves the others.
 	EtcdHealthy PreconditionKind = "etcd-healthy"
+	// EtcdAtLeast: every etcd member says that it runs Version or newer.
+	EtcdAtLeast PreconditionKind = "etcd-at-least"
 	// NodeCordoned: the node takes no new pods.
 	NodeCordoned PreconditionKind = "node-cordoned"
 	// NodeReady: the node is Ready.

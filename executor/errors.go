@@ -1,0 +1,134 @@
+package executor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/belayops/belay/internal/host"
+)
+
+// StaleError is a plan whose basis no longer holds.
+type StaleError struct {
+	// Diff says what changed, a sentence each.
+	Diff []string
+}
+
+func (e *StaleError) Error() string {
+	return "the plan no longer fits the cluster:\n  " + strings.Join(e.Diff, "\n  ")
+}
+
+// Next is the command to run.
+func (e *StaleError) Next() string { return "belay plan --to VERSION -o plan.json" }
+
+// StoppedError is a run that ended before its last step and can be resumed.
+type StoppedError struct {
+	Run, Step string
+	// Begun says whether the step had begun; without it the cluster is as the step before left it.
+	Begun bool
+	Err   error
+	// Do are commands for a person to run first, if the step cannot mend itself.
+	Do []string
+}
+
+func (e *StoppedError) Error() string {
+	where := "before step " + e.Step
+	if e.Begun {
+		where = "in step " + e.Step
+	}
+	s := fmt.Sprintf("stopped %s: %v; no later step was begun", where, e.Err)
+	for _, d := range e.Do {
+		s += "\n  first: " + d
+	}
+	return s
+}
+
+// Unwrap gives the cause.
+func (e *StoppedError) Unwrap() error { return e.Err }
+
+// Next is the command to run.
+func (e *StoppedError) Next() string { return "belay resume " + e.Run }
+
+// UnknownError is a step of which nobody can say how far it came.
+type UnknownError struct {
+	Run, Step string
+	Err       error
+}
+
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("step %s: its outcome is unknown: %v; no later step was begun", e.Step, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *UnknownError) Unwrap() error { return e.Err }
+
+// Next is the command to run.
+func (e *UnknownError) Next() string { return "belay resume " + e.Run }
+
+// BusyError is a cluster that another run holds.
+type BusyError struct {
+	Holder  string
+	Since   time.Time
+	Expires time.Time
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("another run works on this cluster: %s, since %s, its lease (kube-system/%s) ends %s unless it is renewed",
+		e.Holder, e.Since.UTC().Format(time.RFC3339), LeaseName, e.Expires.UTC().Format(time.RFC3339))
+}
+
+// Next is the command to run.
+func (e *BusyError) Next() string { return "belay status" }
+
+// UnfinishedError is an earlier run on the same cluster that has not ended.
+type UnfinishedError struct{ Run, Step string }
+
+func (e *UnfinishedError) Error() string {
+	at := ""
+	if e.Step != "" {
+		at = " at step " + e.Step
+	}
+	return fmt.Sprintf("run %s stopped%s and has not ended: resume it, or give it up with belay abort %s", e.Run, at, e.Run)
+}
+
+// Next is the command to run.
+func (e *UnfinishedError) Next() string { return "belay resume " + e.Run }
+
+// PreconditionError is a step that may not begin.
+type PreconditionError struct {
+	Step, What string
+	Err        error
+}
+
+func (e *PreconditionError) Error() string { return fmt.Sprintf("%s: %v", e.What, e.Err) }
+
+// Unwrap gives the cause.
+func (e *PreconditionError) Unwrap() error { return e.Err }
+
+// UnitError is work in a systemd unit of a machine that ended badly.
+type UnitError struct {
+	Host, Unit string
+	Argv       []string
+	Detail     string
+	// Output is the end of what it printed.
+	Output string
+}
+
+func (e *UnitError) Error() string {
+	s := fmt.Sprintf("%s: %s: %s (journalctl -u %s on the machine has all of it)", e.Host, host.QuoteAll(e.Argv), e.Detail, e.Unit)
+	if e.Output != "" {
+		s += ":\n    " + strings.ReplaceAll(strings.TrimSpace(e.Output), "\n", "\n    ")
+	}
+	return s
+}
+
+// ManualError is a state that belay does not mend by itself, with what a person can do.
+type ManualError struct {
+	Err error
+	Do  []string
+}
+
+func (e *ManualError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the cause.
+func (e *ManualError) Unwrap() error { return e.Err }

@@ -1,0 +1,109 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/belayops/belay/executor/verify"
+	"github.com/belayops/belay/internal/condition"
+	"github.com/belayops/belay/plan"
+)
+
+// backupGate asks for a verified backup of this cluster.
+type backupGate struct{ *task }
+
+func (h backupGate) Probe(context.Context, plan.Step, bool) (Found, error) {
+	return found(NotStarted, "it is asked each time"), nil
+}
+
+func (h backupGate) Apply(ctx context.Context, s plan.Step) error {
+	if h.Backup == nil {
+		return errors.New("no place to look for backups is known")
+	}
+	which, err := h.Backup(ctx, h.plan.Lineage, s.Params.BackupLevel, time.Duration(s.Params.BackupMaxAgeSeconds)*time.Second)
+	if err != nil {
+		return &ManualError{Err: fmt.Errorf("nothing is changed before there is a backup: %w", err), Do: []string{"belay backup create"}}
+	}
+	h.say(s, "backup %s", which)
+	return nil
+}
+
+func (h backupGate) Verify(plan.Step) []condition.Condition { return nil }
+
+// controlPlaneGate asks every apiserver for the new version before any kubelet is touched.
+type controlPlaneGate struct{ *task }
+
+func (h controlPlaneGate) Probe(context.Context, plan.Step, bool) (Found, error) {
+	return found(NotStarted, "it is asked each time"), nil
+}
+
+func (h controlPlaneGate) Apply(context.Context, plan.Step) error { return nil }
+
+func (h controlPlaneGate) Verify(s plan.Step) []condition.Condition {
+	return []condition.Condition{
+		{Name: "every apiserver to answer with " + s.Params.Version.String(), Check: func(ctx context.Context) error {
+			return h.apiServersAtLeast(ctx, s.Params.Version)
+		}},
+		verify.StaticPodsAt(h.Client, "", s.Params.Version),
+	}
+}
+
+// canary proves the way from the API to a running container on the node.
+type canary struct{ *task }
+
+func (h canary) Probe(context.Context, plan.Step, bool) (Found, error) {
+	return found(NotStarted, "a canary is sent each time"), nil
+}
+
+func (h canary) Apply(ctx context.Context, s plan.Step) error {
+	return verify.RunCanary(ctx, h.Client, verify.Canary{Node: s.Node, Image: s.Params.CanaryImage, Run: h.run, Poll: h.poll(), Timeout: h.patience()})
+}
+
+func (h canary) Verify(plan.Step) []condition.Condition { return nil }
+
+// nodeGate compares nodes and workloads with the baseline before the next node's turn.
+type nodeGate struct{ *task }
+
+func (h nodeGate) Probe(context.Context, plan.Step, bool) (Found, error) {
+	return found(NotStarted, "it is asked each time"), nil
+}
+
+func (h nodeGate) Apply(context.Context, plan.Step) error { return nil }
+
+func (h nodeGate) Verify(plan.Step) []condition.Condition {
+	return []condition.Condition{verify.NoRegression(h.Client, h.baseline)}
+}
+
+// verifyAll proves the whole cluster at the target.
+type verifyAll struct{ *task }
+
+func (h verifyAll) Probe(context.Context, plan.Step, bool) (Found, error) {
+	return found(NotStarted, "it is asked each time"), nil
+}
+
+func (h verifyAll) Apply(ctx context.Context, s plan.Step) error {
+	if s.Params.CanaryImage == "" {
+		return nil
+	}
+	for _, n := range h.plan.Basis.Nodes {
+		h.say(s, "canary on %s", n.Name)
+		c := verify.Canary{Node: n.Name, Image: s.Params.CanaryImage, Run: h.run, Poll: h.poll(), Timeout: h.patience()}
+		if err := verify.RunCanary(ctx, h.Client, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h verifyAll) Verify(s plan.Step) []condition.Condition {
+	return []condition.Condition{
+		{Name: "every apiserver to answer with " + s.Params.Version.String(), Check: func(ctx context.Context) error {
+			return h.apiServersAtLeast(ctx, s.Params.Version)
+		}},
+		verify.NodesAt(h.Client, s.Params.Version),
+		verify.StaticPodsAt(h.Client, "", s.Params.Version),
+		verify.NoRegression(h.Client, h.baseline),
+	}
+}

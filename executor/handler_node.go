@@ -1,0 +1,255 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/kubectl/pkg/drain"
+
+	"github.com/belayops/belay/executor/verify"
+	"github.com/belayops/belay/internal/condition"
+	"github.com/belayops/belay/internal/kubeadm"
+	"github.com/belayops/belay/plan"
+)
+
+// cordon takes a node out of scheduling and leaves the run's id on it, in one write, so that nobody else's cordon is ever taken for belay's.
+type cordon struct{ *task }
+
+func (h cordon) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error) {
+	n, err := h.node(ctx, s.Node)
+	if err != nil {
+		return Found{}, err
+	}
+	switch by := n.Annotations[plan.CordonAnnotation]; {
+	case n.Spec.Unschedulable && by == h.run:
+		return found(Done, "cordoned by this run"), nil
+	case n.Spec.Unschedulable:
+		return found(Done, "cordoned by somebody else since the plan was made: it stays cordoned"), nil
+	}
+	return found(NotStarted, "takes pods"), nil
+}
+
+func (h cordon) Apply(ctx context.Context, s plan.Step) error {
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}},"spec":{"unschedulable":true}}`, plan.CordonAnnotation, h.run)
+	return h.patchNode(ctx, s.Node, patch)
+}
+
+func (h cordon) Verify(s plan.Step) []condition.Condition {
+	return []condition.Condition{h.schedulable(s.Node, false)}
+}
+
+func (t *task) patchNode(ctx context.Context, node, patch string) error {
+	return t.mend(ctx, "node "+node+" to be changed", func(ctx context.Context) error {
+		_, err := t.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	})
+}
+
+func (t *task) schedulable(node string, want bool) condition.Condition {
+	name := "node " + node + " to be cordoned"
+	if want {
+		name = "node " + node + " to take pods"
+	}
+	return condition.Condition{Name: name, Check: func(ctx context.Context) error {
+		n, err := t.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err == nil && n.Spec.Unschedulable == want {
+			err = condition.NotYetf("unschedulable is %v", n.Spec.Unschedulable)
+		}
+		return err
+	}}
+}
+
+// uncordon gives a node back, if it was this run that took it.
+type uncordon struct{ *task }
+
+func (h uncordon) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error) {
+	n, err := h.node(ctx, s.Node)
+	if err != nil {
+		return Found{}, err
+	}
+	switch by := n.Annotations[plan.CordonAnnotation]; {
+	case by == h.run:
+		return found(NotStarted, "cordoned by this run"), nil
+	case n.Spec.Unschedulable:
+		return found(Done, "not cordoned by this run: it stays cordoned"), nil
+	}
+	return found(Done, "takes pods"), nil
+}
+
+func (h uncordon) Apply(ctx context.Context, s plan.Step) error { return h.uncordon(ctx, s.Node) }
+
+func (t *task) uncordon(ctx context.Context, node string) error {
+	return t.patchNode(ctx, node, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}},"spec":{"unschedulable":null}}`, plan.CordonAnnotation))
+}
+
+func (h uncordon) Verify(plan.Step) []condition.Condition { return nil }
+
+// drainNode evicts a node's pods within their disruption budgets.
+type drainNode struct{ *task }
+
+func (h drainNode) helper(ctx context.Context, s plan.Step) *drain.Helper {
+	return &drain.Helper{
+		Ctx: ctx, Client: h.Client,
+		Force: s.Params.DeleteBare, IgnoreAllDaemonSets: true, DeleteEmptyDirData: s.Params.DeleteEmptyDir,
+		GracePeriodSeconds: -1, Timeout: time.Duration(s.Params.TimeoutSeconds) * time.Second,
+		Out: io.Discard, ErrOut: io.Discard,
+		AdditionalFilters: []drain.PodFilter{func(p corev1.Pod) drain.PodDeleteStatus {
+			if _, ours := p.Labels[verify.CanaryLabel]; ours {
+				return drain.MakePodDeleteStatusSkip()
+			}
+			return drain.MakePodDeleteStatusOkay()
+		}},
+	}
+}
+
+// evictable lists the pods that a drain would evict. kubectl's filters give every problem at once.
+func (h drainNode) evictable(ctx context.Context, s plan.Step) (*drain.PodDeleteList, error) {
+	var list *drain.PodDeleteList
+	var refused error
+	err := h.mend(ctx, "pods of "+s.Node+" to be listed", func(ctx context.Context) error {
+		l, errs := h.helper(ctx, s).GetPodsForDeletion(s.Node)
+		if list = l; l != nil {
+			refused = errors.Join(errs...) // pods that may not be evicted; the API has answered
+			return nil
+		}
+		return errors.Join(errs...)
+	})
+	return list, errors.Join(err, refused)
+}
+
+func (h drainNode) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error) {
+	l, err := h.evictable(ctx, s)
+	if l == nil {
+		return Found{}, err
+	}
+	if err == nil && len(l.Pods()) == 0 {
+		return found(Done, "no pod is left to evict"), nil
+	}
+	return found(NotStarted, "%d pods to evict", len(l.Pods())), nil
+}
+
+func (h drainNode) Apply(ctx context.Context, s plan.Step) error {
+	limit := time.Duration(s.Params.TimeoutSeconds) * time.Second
+	deadline := time.Now().Add(limit)
+	gone := 0
+	err := condition.Wait(ctx, condition.Condition{Name: "the pods of " + s.Node + " to leave", Check: func(ctx context.Context) error {
+		helper := h.helper(ctx, s)
+		list, errs := helper.GetPodsForDeletion(s.Node)
+		if err := errors.Join(errs...); err != nil {
+			if transient(err) && list == nil {
+				return err
+			}
+			return condition.Final(err)
+		}
+		pods := list.Pods()
+		helper.Timeout = time.Until(deadline)
+		helper.OnPodDeletionOrEvictionStarted = func(p *corev1.Pod, _ bool) { h.say(s, "evicting %s/%s", p.Namespace, p.Name) }
+		helper.OnPodDeletionOrEvictionFinished = func(p *corev1.Pod, _ bool, err error) {
+			if err == nil {
+				gone++
+				h.say(s, "%s/%s has left", p.Namespace, p.Name)
+			}
+		}
+		err := helper.DeleteOrEvictPods(pods)
+		// kubectl gives its time limit no type, so the clock tells it from an API that went away and may be asked again.
+		if err != nil && (!time.Now().Before(deadline.Add(-time.Second)) || !transient(err)) {
+			return condition.Final(err)
+		}
+		return err
+	}}, condition.Options{Timeout: limit + time.Minute, Attempt: limit + time.Minute, Interval: 2 * h.poll()})
+	if err == nil {
+		h.say(s, "%d pods have left", gone)
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("drain %s: %w%s", s.Node, err, h.hangs(ctx, s))
+}
+
+// hangs says which pods are left and which budgets hold them.
+func (h drainNode) hangs(ctx context.Context, s plan.Step) string {
+	l, _ := h.evictable(ctx, s)
+	if l == nil || len(l.Pods()) == 0 {
+		return ""
+	}
+	byNamespace := map[string][]corev1.Pod{}
+	for _, p := range l.Pods() {
+		byNamespace[p.Namespace] = append(byNamespace[p.Namespace], p)
+	}
+	var out []string
+	for ns, pods := range byNamespace {
+		budgets, err := h.Client.PolicyV1().PodDisruptionBudgets(ns).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			continue
+		}
+		for _, p := range pods {
+			var held []string
+			for _, b := range budgets.Items {
+				sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+				if err == nil && sel.Matches(labels.Set(p.Labels)) && b.Status.DisruptionsAllowed <= 0 {
+					held = append(held, fmt.Sprintf("PodDisruptionBudget %s/%s allows no disruption (%d healthy, %d wanted)",
+						b.Namespace, b.Name, b.Status.CurrentHealthy, b.Status.DesiredHealthy))
+				}
+			}
+			why := strings.Join(held, ", ")
+			if why == "" && p.DeletionTimestamp != nil {
+				why = fmt.Sprintf("it has been terminating since %s", p.DeletionTimestamp.UTC().Format(time.RFC3339))
+			}
+			if why == "" {
+				why = "no budget holds it"
+			}
+			out = append(out, fmt.Sprintf("\n    %s/%s: %s", p.Namespace, p.Name, why))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "")
+}
+
+func (h drainNode) Verify(s plan.Step) []condition.Condition {
+	return []condition.Condition{{Name: "node " + s.Node + " to be drained", Check: func(ctx context.Context) error {
+		f, err := h.Probe(ctx, s, true)
+		if err == nil && f.Progress != Done {
+			err = condition.NotYetf("%s", f.Detail)
+		}
+		return err
+	}}}
+}
+
+// kubeletConfig is `kubeadm upgrade node` on a worker: it writes the kubelet's configuration of the new version.
+type kubeletConfig struct{ *task }
+
+func (h kubeletConfig) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error) {
+	m, err := h.Machines.Host(ctx, s.Node)
+	if err != nil {
+		return Found{}, err
+	}
+	u, err := h.Units.Status(ctx, m, h.unitName(s))
+	if err != nil {
+		return Found{}, err
+	}
+	switch u.State {
+	case UnitRunning:
+		return found(Partial, "kubeadm is at work in unit %s", h.unitName(s)), nil
+	case UnitSucceeded:
+		return found(Done, "kubeadm has written it"), nil
+	case UnitAbsent, UnitFailed:
+	}
+	// It leaves nothing to tell by; running it again does no harm.
+	return found(NotStarted, "kubeadm has not run"), nil
+}
+
+func (h kubeletConfig) Apply(ctx context.Context, s plan.Step) error {
+	return h.inUnit(ctx, s, kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.IgnorePreflightErrors))
+}
+
+func (h kubeletConfig) Verify(plan.Step) []condition.Condition { return nil }

@@ -1,0 +1,234 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/condition"
+	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/kubeadm"
+	"github.com/belayops/belay/internal/kubeversion"
+	"github.com/belayops/belay/plan"
+)
+
+// stagedPrograms are copied to every node; the kubelet step puts them in place.
+func stagedPrograms() []string { return []string{"kubeadm", "kubelet", "kubectl"} }
+
+// stageWidth bounds how many nodes are staged at a time: the files come from one disk over one network.
+const stageWidth = 4
+
+// stage copies a bundle's programs and images to nodes. Nothing runs from there yet, so that all of it is
+// in place, with its sums checked on the nodes, before the first change.
+type stage struct{ *task }
+
+func (h stage) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error) {
+	b, err := h.bundle(s.Params.Version)
+	if err != nil {
+		return Found{}, err
+	}
+	var missing, all int
+	for _, n := range s.Params.Nodes {
+		m, err := h.look(ctx, b, n)
+		if err != nil {
+			return Found{}, err
+		}
+		missing += len(m.programs) + len(m.images)
+		all += len(stagedPrograms()) + len(h.images(b, n))
+	}
+	switch missing {
+	case 0:
+		return found(Done, "every file is in place"), nil
+	case all:
+		return found(NotStarted, "no file is in place"), nil
+	}
+	return found(Partial, "%d of %d files are missing", missing, all), nil
+}
+
+// images are those that the node's role needs. The network plugin and samples stay as they are.
+func (h stage) images(b *bundle.Bundle, node string) []bundle.Image {
+	roles := []string{bundle.RoleKubeProxy, bundle.RoleDNS, bundle.RolePause}
+	if h.isControlPlane(node) {
+		roles = append(roles, bundle.RoleControlPlane, bundle.RoleEtcd, bundle.RoleEtcdStep)
+	}
+	return slices.DeleteFunc(b.Images(), func(i bundle.Image) bool { return !slices.Contains(roles, i.Role) })
+}
+
+type stageMissing struct {
+	programs []string
+	images   []bundle.Image
+}
+
+// look finds what a node lacks.
+func (h stage) look(ctx context.Context, b *bundle.Bundle, node string) (stageMissing, error) {
+	m, err := h.Machines.Host(ctx, node)
+	if err != nil {
+		return stageMissing{}, err
+	}
+	var out stageMissing
+	var paths []string
+	for _, p := range stagedPrograms() {
+		paths = append(paths, kubeadm.Staged(b.Version(), p))
+	}
+	sums, err := sumsOf(ctx, m, paths)
+	if err != nil {
+		return stageMissing{}, err
+	}
+	for i, p := range stagedPrograms() {
+		want, err := programSum(b, p)
+		if err != nil {
+			return stageMissing{}, err
+		}
+		if sums[paths[i]] != want {
+			out.programs = append(out.programs, p)
+		}
+	}
+	have, err := imagesOf(ctx, m)
+	if err != nil {
+		return stageMissing{}, err
+	}
+	for _, i := range h.images(b, node) {
+		if !have[i.Ref] {
+			out.images = append(out.images, i)
+		}
+	}
+	return out, nil
+}
+
+func (h stage) Apply(ctx context.Context, s plan.Step) error {
+	b, err := h.bundle(s.Params.Version)
+	if err != nil {
+		return err
+	}
+	h.say(s, "checking the sums of bundle %s", b.Version().Bare())
+	if err := b.Verify(ctx, nil); err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(stageWidth)
+	for _, n := range s.Params.Nodes {
+		g.Go(func() error {
+			if err := h.node(ctx, s, b, n); err != nil {
+				return fmt.Errorf("stage %s on %s: %w", b.Version(), n, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+func (h stage) node(ctx context.Context, s plan.Step, b *bundle.Bundle, node string) error {
+	m, err := h.Machines.Host(ctx, node)
+	if err != nil {
+		return err
+	}
+	miss, err := h.look(ctx, b, node)
+	if err != nil {
+		return err
+	}
+	for _, p := range miss.programs {
+		h.say(s, "%s: copying %s", node, p)
+		local, err := b.BinaryPath(p)
+		if err != nil {
+			return err
+		}
+		if err := upload(ctx, m, local, kubeadm.Staged(b.Version(), p), 0o755); err != nil {
+			return err
+		}
+	}
+	for i, img := range miss.images {
+		h.say(s, "%s: image %d of %d: %s", node, i+1, len(miss.images), img.Ref)
+		remote := path.Join(kubeadm.StageDir, b.Version().Bare(), "images", path.Base(img.Path))
+		if err := upload(ctx, m, img.Path, remote, 0o600); err != nil {
+			return err
+		}
+		if _, err := m.Run(ctx, host.Cmd{Argv: []string{"ctr", "--namespace", "k8s.io", "images", "import", remote}}); err != nil {
+			return fmt.Errorf("import %s: %w", img.Ref, err)
+		}
+		if _, err := m.Run(ctx, host.Cmd{Argv: []string{"rm", "-f", remote}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h stage) Verify(s plan.Step) []condition.Condition {
+	return []condition.Condition{{Name: "every file to be in place", Check: func(ctx context.Context) error {
+		f, err := h.Probe(ctx, s, true)
+		if err == nil && f.Progress != Done {
+			err = condition.NotYetf("%s", f.Detail)
+		}
+		return err
+	}}}
+}
+
+// upload copies a local file.
+func upload(ctx context.Context, m host.Host, local, remote string, mode os.FileMode) (err error) {
+	f, err := os.Open(local)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return m.Upload(ctx, remote, f, st.Size(), mode)
+}
+
+// sumsOf gives the SHA-256 sums of files on a machine; those that are missing are left out.
+func sumsOf(ctx context.Context, m host.Host, paths []string) (map[string]string, error) {
+	r, err := m.Run(ctx, host.Cmd{Argv: append([]string{"sha256sum", "--"}, paths...)})
+	out := r.Stdout
+	if exit := (*host.ExitError)(nil); errors.As(err, &exit) && exit.Code == 1 {
+		out, err = exit.Stdout, nil // some file is not there
+	}
+	if err != nil {
+		return nil, err
+	}
+	sums := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		if sum, name, ok := strings.Cut(strings.TrimSpace(line), "  "); ok {
+			sums[name] = sum
+		}
+	}
+	return sums, nil
+}
+
+func imagesOf(ctx context.Context, m host.Host) (map[string]bool, error) {
+	r, err := m.Run(ctx, host.Cmd{Argv: []string{"ctr", "--namespace", "k8s.io", "images", "list", "--quiet"}})
+	if err != nil {
+		return nil, err
+	}
+	have := map[string]bool{}
+	for line := range strings.Lines(string(r.Stdout)) {
+		have[strings.TrimSpace(line)] = true
+	}
+	return have, nil
+}
+
+// programSum is the sum that the bundle's manifest has for a program.
+func programSum(b *bundle.Bundle, program string) (string, error) {
+	for _, f := range b.Binaries() {
+		if f.Path == "bin/"+program {
+			return f.SHA256, nil
+		}
+	}
+	return "", fmt.Errorf("bundle %s has no program %s", b.Version().Bare(), program)
+}
+
+// versionOf asks a program for the version that it is.
+func versionOf(ctx context.Context, m host.Host, program string) (kubeversion.V, error) {
+	r, err := m.Run(ctx, host.Cmd{Argv: []string{program, "--version"}})
+	if err != nil {
+		return kubeversion.V{}, err
+	}
+	return kubeadm.ParseVersion(r.Stdout)
+}

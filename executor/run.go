@@ -1,0 +1,510 @@
+package executor
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/belayops/belay/cluster"
+	"github.com/belayops/belay/executor/verify"
+	"github.com/belayops/belay/internal/atomicfile"
+	"github.com/belayops/belay/internal/condition"
+	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/plan"
+)
+
+// The files of a run's directory, DIR/LINEAGE/RUN.
+const (
+	planFile     = "plan.json"
+	journalFile  = "journal.jsonl"
+	baselineFile = "baseline.json"
+	lockName     = "lock"
+)
+
+// runStep is the step name of records that are about the run itself.
+const runStep = "run"
+
+// Options say where a run is kept, who runs it, and what is watched meanwhile.
+type Options struct {
+	// Dir holds the runs of every cluster.
+	Dir string
+	// Who is the user, as "alice"; Host and PID say where; Tool is belay's version.
+	Who, Host, Tool string
+	PID             int
+	// Stop, once closed, ends the run after the step that is under way.
+	Stop <-chan struct{}
+	// Targets are polled while the run works.
+	Targets []Target
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+func (o Options) now() time.Time {
+	if o.Now != nil {
+		return o.Now()
+	}
+	return time.Now()
+}
+
+func (o Options) owner() string { return fmt.Sprintf("%s@%s, process %d", o.Who, o.Host, o.PID) }
+
+// Run is a run on disk.
+type Run struct {
+	ID, Dir string
+	Plan    *plan.Plan
+}
+
+// Apply carries out a plan from its beginning. Errors are *StaleError, *BusyError, *UnfinishedError, *StoppedError
+// and *UnknownError where they say more than that something went wrong.
+func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, error) {
+	if err := noUnfinished(o.Dir, p.Lineage); err != nil {
+		return nil, err
+	}
+	id, err := newID(o.now())
+	if err != nil {
+		return nil, err
+	}
+	l := &lease{client: env.Client, run: id, owner: o.owner(), now: o.now}
+	if err := l.acquire(ctx); err != nil {
+		return nil, err
+	}
+	started := false
+	defer func() {
+		if !started {
+			giveBack(ctx, env.Sink, l, id)
+		}
+	}()
+	// What the plan relies on is looked at under the lease, so that no other run changes it in between.
+	s, err := env.Observe(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("observe the cluster: %w", err)
+	}
+	diff := basisDiff(p, s)
+	for _, ref := range p.Bundles {
+		switch b := env.Bundles[ref.Version]; {
+		case b == nil:
+			return nil, fmt.Errorf("the bundle of %s is not at hand: belay bundle build %s", ref.Version, ref.Version.Bare())
+		case b.Digest() != ref.Digest:
+			diff = append(diff, fmt.Sprintf("bundle %s was %s, is %s", ref.Version.Bare(), cluster.ShortDigest(ref.Digest), cluster.ShortDigest(b.Digest())))
+		}
+	}
+	if len(diff) > 0 {
+		return nil, &StaleError{Diff: diff}
+	}
+	r := &Run{ID: id, Dir: filepath.Join(o.Dir, p.Lineage, id), Plan: p}
+	unlock, err := r.create(s, o)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	started = true
+	return r.work(ctx, env, l, s, o)
+}
+
+// Resume takes up a run that stopped or whose process was killed.
+func (r *Run) Resume(ctx context.Context, env Env, o Options) (*Report, error) {
+	unlock, err := r.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	baseline, err := r.baseline()
+	if err != nil {
+		return nil, err
+	}
+	st, err := r.replay()
+	if err != nil {
+		return nil, err
+	}
+	if st.ended != "" {
+		return nil, fmt.Errorf("run %s is %s: there is nothing to resume", r.ID, st.ended)
+	}
+	l := &lease{client: env.Client, run: r.ID, owner: o.owner(), now: o.now}
+	if err := r.retake(ctx, env, l, st); err != nil {
+		return nil, err
+	}
+	if err := r.append(recTakeover, map[string]any{"who": o.Who, "host": o.Host, "pid": o.PID, "tool": o.Tool}); err != nil {
+		return nil, err
+	}
+	return r.work(ctx, env, l, baseline, o)
+}
+
+// retake takes the lease for a resumed run. A control plane step that was cut off may have left the only apiserver down: then
+// the run goes on without, as mending that is its first act, and the lease is taken once the API is back.
+func (r *Run) retake(ctx context.Context, env Env, l *lease, st replayed) error {
+	open := slices.ContainsFunc(r.Plan.Steps, func(s plan.Step) bool {
+		return st.steps[s.ID].begun && !st.steps[s.ID].done && (s.Kind == plan.KubeadmApply || s.Kind == plan.KubeadmNode || s.Kind == plan.EtcdPatch)
+	})
+	timeout := env.patience()
+	if open {
+		timeout = min(timeout, 30*time.Second)
+	}
+	err := condition.Wait(ctx, condition.Condition{Name: "the API to give the lease", Check: func(ctx context.Context) error {
+		ns, err := env.Client.CoreV1().Namespaces().Get(ctx, "kube-system", metav1.GetOptions{})
+		if err == nil && string(ns.UID) != r.Plan.Lineage {
+			return condition.Final(&StaleError{Diff: []string{fmt.Sprintf("this is another cluster: UID of namespace kube-system is %s, the run's is %s", ns.UID, r.Plan.Lineage)}})
+		}
+		if err == nil {
+			err = l.acquire(ctx)
+		}
+		if busy := (*BusyError)(nil); errors.As(err, &busy) || err != nil && !transient(err) {
+			return condition.Final(err)
+		}
+		return err
+	}}, condition.Options{Timeout: timeout, Interval: env.poll(), Attempt: 10 * time.Second})
+	if late := (*condition.TimeoutError)(nil); open && errors.As(err, &late) && ctx.Err() == nil {
+		event.Or(env.Sink).Emit(event.Event{Type: event.Warning, Run: r.ID, Msg: "the API does not answer: the control plane step that was cut off is taken up without the lease"})
+		return nil
+	}
+	return err
+}
+
+// work runs the loop under the lease.
+func (r *Run) work(ctx context.Context, env Env, l *lease, baseline *cluster.State, o Options) (*Report, error) {
+	start := o.now()
+	st, err := r.replay()
+	if err != nil {
+		return nil, err
+	}
+	j, err := r.openJournal()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	kept := make(chan struct{})
+	go func() {
+		defer close(kept)
+		l.keep(ctx, func(err error) { cancel(err) })
+	}()
+
+	sink := event.Or(env.Sink)
+	sink.Emit(event.Event{Type: event.RunStarted, Run: r.ID, Total: len(r.Plan.Steps),
+		Msg: fmt.Sprintf("run %s: %s from %s to %s", r.ID, cmp.Or(r.Plan.Cluster, "cluster"), r.Plan.From, r.Plan.To)})
+	outages := watchOutages(ctx, o.Targets)
+	t := &task{Env: &env, run: r.ID, plan: r.Plan, baseline: baseline}
+	report := &Report{Schema: ReportSchema, Run: r.ID, From: r.Plan.From.String(), To: r.Plan.To.String()}
+	lp := &loop{task: t, log: j, state: st.steps, stop: o.Stop, handlers: t.handlers(), report: report}
+	err = lp.run(ctx)
+	report.Outages = outages()
+	report.Seconds = o.now().Sub(start).Seconds()
+	if err == nil {
+		err = j.Append(runStep, recNote, map[string]string{"state": ended(stateFinished)}, nil)
+	}
+	interrupted := ctx.Err() != nil
+	cancel(nil)
+	<-kept
+	err = errors.Join(err, j.Close())
+	// After a hard stop a machine may still be at work: the lease then runs out by itself.
+	if !interrupted {
+		giveBack(ctx, env.Sink, l, r.ID)
+	}
+	fin := event.Event{Type: event.RunFinished, Run: r.ID, Msg: fmt.Sprintf("run %s: every step is done", r.ID), Elapsed: time.Duration(report.Seconds * float64(time.Second))}
+	if err != nil {
+		fin.Msg, fin.Err = fmt.Sprintf("run %s ended", r.ID), err.Error()
+	}
+	sink.Emit(fin)
+	return report, err
+}
+
+func giveBack(ctx context.Context, sink event.Sink, l *lease, run string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := l.release(ctx); err != nil {
+		event.Or(sink).Emit(event.Event{Type: event.Warning, Run: run, Msg: "the lease was not given back and runs out by itself", Err: err.Error()})
+	}
+}
+
+// ended names the states of a run that has ended.
+type ended string
+
+const (
+	stateFinished ended = "finished"
+	stateAborted  ended = "aborted"
+)
+
+// create makes the run's directory; the journal is made last, as a directory without one is no run.
+func (r *Run) create(baseline *cluster.State, o Options) (unlock func(), err error) {
+	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the run's directory: %w", err)
+	}
+	if unlock, err = r.lock(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			unlock()
+		}
+	}()
+	b, err := r.Plan.Encode()
+	if err != nil {
+		return nil, err
+	}
+	if err := atomicfile.WriteFile(filepath.Join(r.Dir, planFile), b, 0o600); err != nil {
+		return nil, err
+	}
+	if b, err = json.Marshal(baseline); err != nil {
+		return nil, fmt.Errorf("write the baseline: %w", err)
+	}
+	if err := atomicfile.WriteFile(filepath.Join(r.Dir, baselineFile), b, 0o600); err != nil {
+		return nil, err
+	}
+	return unlock, r.createJournal(o)
+}
+
+// lock keeps other processes of this computer from the run.
+func (r *Run) lock() (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(r.Dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", r.ID, err)
+	}
+	ok, err := lockFile(f)
+	if err == nil && !ok {
+		b := &BusyError{Holder: "run " + r.ID + " in another process of this computer"}
+		if st, serr := os.Stat(filepath.Join(r.Dir, journalFile)); serr == nil {
+			b.Since = st.ModTime()
+		}
+		err = b
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+func (r *Run) locked() bool {
+	unlock, err := r.lock()
+	if err != nil {
+		return true
+	}
+	unlock()
+	return false
+}
+
+func (r *Run) baseline() (*cluster.State, error) {
+	b, err := os.ReadFile(filepath.Join(r.Dir, baselineFile))
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", r.ID, err)
+	}
+	var s cluster.State
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, fmt.Errorf("run %s: %s: %w", r.ID, baselineFile, err)
+	}
+	return &s, nil
+}
+
+// Baseline is the state of the cluster when the run began.
+func (r *Run) Baseline() (*cluster.State, error) { return r.baseline() }
+
+// OpenRun finds a run by its id; "" is the newest that has not ended, or else the newest.
+func OpenRun(dir, id string) (*Run, error) {
+	runs, err := listRuns(dir)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(runs, func(a, b *Run) int { return cmp.Compare(b.ID, a.ID) })
+	var newest *Run
+	for _, r := range runs {
+		if id != "" && r.ID == id {
+			newest = r
+			break
+		}
+		if id == "" {
+			st, err := r.replay()
+			if err == nil && st.ended == "" {
+				newest = r
+				break
+			}
+			newest = cmp.Or(newest, r)
+		}
+	}
+	if newest == nil {
+		if id == "" {
+			return nil, fmt.Errorf("there is no run in %s", dir)
+		}
+		return nil, fmt.Errorf("there is no run %s in %s", id, dir)
+	}
+	b, err := os.ReadFile(filepath.Join(newest.Dir, planFile))
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", newest.ID, err)
+	}
+	if newest.Plan, err = plan.Decode(b); err != nil {
+		return nil, fmt.Errorf("run %s: %w", newest.ID, err)
+	}
+	return newest, nil
+}
+
+func listRuns(dir string) ([]*Run, error) {
+	journals, err := filepath.Glob(filepath.Join(dir, "*", "*", journalFile))
+	if err != nil {
+		return nil, err
+	}
+	var runs []*Run
+	for _, j := range journals {
+		d := filepath.Dir(j)
+		runs = append(runs, &Run{ID: filepath.Base(d), Dir: d})
+	}
+	return runs, nil
+}
+
+// noUnfinished refuses a new run while an earlier one on the same cluster has not ended.
+func noUnfinished(dir, lineage string) error {
+	runs, err := listRuns(dir)
+	if err != nil {
+		return err
+	}
+	for _, r := range runs {
+		if filepath.Base(filepath.Dir(r.Dir)) != lineage {
+			continue
+		}
+		st, err := r.replay()
+		if err != nil {
+			return fmt.Errorf("run %s: %w", r.ID, err)
+		}
+		if st.ended != "" {
+			continue
+		}
+		if unlock, err := r.lock(); err != nil {
+			return err
+		} else {
+			unlock()
+		}
+		return &UnfinishedError{Run: r.ID, Step: st.last}
+	}
+	return nil
+}
+
+func newID(now time.Time) (string, error) {
+	var b [3]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return "", err
+	}
+	return now.UTC().Format("20060102-150405-") + hex.EncodeToString(b[:]), nil
+}
+
+// StatusSchema names the format of a Status.
+const StatusSchema = "belay.dev/run-status/v1"
+
+// Status is what a run's journal says.
+type Status struct {
+	Schema  string `json:"schema"`
+	Run     string `json:"run"`
+	Dir     string `json:"dir"`
+	Lineage string `json:"lineage"`
+	Cluster string `json:"cluster,omitempty"`
+	From    string `json:"from"`
+	To      string `json:"to"`
+	// State is running, stopped, finished or aborted.
+	State string `json:"state"`
+	// Step is the one that is under way, or at which the run stopped.
+	Step  string       `json:"step,omitempty"`
+	Error string       `json:"error,omitempty"`
+	Steps []StepStatus `json:"steps"`
+}
+
+// StepStatus is one step of a Status: waiting, begun, failed or done.
+type StepStatus struct {
+	ID    string `json:"id"`
+	What  string `json:"what"`
+	State string `json:"state"`
+}
+
+// Status reads how far the run is.
+func (r *Run) Status() (*Status, error) {
+	st, err := r.replay()
+	if err != nil {
+		return nil, err
+	}
+	out := &Status{Schema: StatusSchema, Run: r.ID, Dir: r.Dir, Lineage: r.Plan.Lineage, Cluster: r.Plan.Cluster,
+		From: r.Plan.From.String(), To: r.Plan.To.String(), Step: st.last, Error: st.err}
+	switch {
+	case st.ended != "":
+		out.State, out.Step = string(st.ended), ""
+	case r.locked():
+		out.State = "running"
+	default:
+		out.State = "stopped"
+	}
+	for _, s := range r.Plan.Steps {
+		state := "waiting"
+		switch {
+		case st.steps[s.ID].done:
+			state = "done"
+		case st.steps[s.ID].begun && s.ID == st.last && st.err != "":
+			state = "failed"
+		case st.steps[s.ID].begun:
+			state = "begun"
+		}
+		out.Steps = append(out.Steps, StepStatus{ID: s.ID, What: s.Describe(), State: state})
+	}
+	return out, nil
+}
+
+// Abort gives a run up: it uncordons what the run cordoned, removes its canary pods, and marks it as ended. It takes no version back.
+// The sentences say what was done.
+func (r *Run) Abort(ctx context.Context, env Env, o Options) ([]string, error) {
+	unlock, err := r.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	st, err := r.replay()
+	if err != nil {
+		return nil, err
+	}
+	if st.ended != "" {
+		return nil, fmt.Errorf("run %s is %s already", r.ID, st.ended)
+	}
+	t := &task{Env: &env, run: r.ID, plan: r.Plan}
+	for _, s := range r.Plan.Steps {
+		if !st.steps[s.ID].begun || st.steps[s.ID].done || s.Kind != plan.KubeadmApply && s.Kind != plan.KubeadmNode && s.Kind != plan.KubeletConfig {
+			continue
+		}
+		h, err := env.Machines.Host(ctx, s.Node)
+		if err != nil {
+			return nil, err
+		}
+		u, err := env.Units.Status(ctx, h, t.unitName(s))
+		if err != nil {
+			return nil, err
+		}
+		if u.State == UnitRunning {
+			return nil, fmt.Errorf("kubeadm is at work on %s in unit %s: wait for its end, or resume the run", s.Node, t.unitName(s))
+		}
+	}
+	l := &lease{client: env.Client, run: r.ID, owner: o.owner(), now: o.now}
+	if err := l.acquire(ctx); err != nil {
+		return nil, err
+	}
+	defer giveBack(ctx, env.Sink, l, r.ID)
+	var did []string
+	for _, b := range r.Plan.Basis.Nodes {
+		n, err := env.Client.CoreV1().Nodes().Get(ctx, b.Name, metav1.GetOptions{})
+		if err != nil {
+			return did, fmt.Errorf("node %s: %w", b.Name, err)
+		}
+		if n.Annotations[plan.CordonAnnotation] == r.ID {
+			if err := t.uncordon(ctx, b.Name); err != nil {
+				return did, err
+			}
+			did = append(did, fmt.Sprintf("uncordoned node %s", b.Name))
+		}
+		if err := verify.RemoveCanary(ctx, env.Client, b.Name, condition.Options{Interval: env.poll()}); err != nil {
+			return did, err
+		}
+	}
+	return append(did, "ended run "+r.ID), r.append(recNote, map[string]string{"state": string(stateAborted)})
+}
+
+var _ = fs.ErrNotExist
