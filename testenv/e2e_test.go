@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 }
 
 func childMain(dir string) int {
-	e, err := New(Options{StateDir: dir, RuncPath: os.Getenv("BELAY_TEST_RUNC")})
+	e, err := New(Options{StateDir: dir, RuncPath: runcPath()})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -56,6 +56,26 @@ func childMain(dir string) int {
 	}
 }
 
+// runcPath gives the runc of a bundle if there is one, else the one in PATH; BELAY_TEST_RUNC overrides both.
+func runcPath() string {
+	if p := os.Getenv("BELAY_TEST_RUNC"); p != "" {
+		return p
+	}
+	dir := os.Getenv("BELAY_BUNDLES")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return ""
+		}
+		dir = filepath.Join(cache, "belay", "bundles")
+	}
+	found, err := filepath.Glob(filepath.Join(dir, "*", "bin", "runc"))
+	if err != nil || len(found) == 0 {
+		return ""
+	}
+	return slices.Max(found)
+}
+
 // newStateDir gives a state directory on a real disk, which /tmp may not be.
 func newStateDir(t *testing.T) string {
 	t.Helper()
@@ -74,7 +94,7 @@ func newStateDir(t *testing.T) string {
 func newEnv(t *testing.T, stateDir string) *Env {
 	t.Helper()
 	start := time.Now()
-	e, err := New(Options{StateDir: stateDir, RuncPath: os.Getenv("BELAY_TEST_RUNC"), InstallTools: true, Sink: event.Func(func(ev event.Event) {
+	e, err := New(Options{StateDir: stateDir, RuncPath: runcPath(), InstallTools: true, Sink: event.Func(func(ev event.Event) {
 		t.Logf("%6.2fs %-13s %-13s %s %s", time.Since(start).Seconds(), ev.Type, ev.Subject, ev.Msg, ev.Err)
 	})})
 	if err != nil {
@@ -272,7 +292,7 @@ func TestMachines(t *testing.T) {
 	}
 
 	// What is on the disk survives a reboot, what is in memory and in the kernel's network does not.
-	mustSh(t, m2, "echo kept > /root/kept; echo kept > /var/lib/etcd/kept; echo gone > /run/gone; ip link add dummy9 type dummy; sync")
+	mustSh(t, m2, "echo kept > /srv/kept; echo kept > /var/lib/etcd/kept; echo gone > /run/gone; ip link add dummy9 type dummy; sync")
 	for _, kill := range []bool{false, true} {
 		start = time.Now()
 		if err := m2.Stop(ctx, kill); err != nil {
@@ -291,7 +311,7 @@ func TestMachines(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("kill=%v: stopped in %s, started again in %s", kill, stopped, time.Since(start))
-		if got := mustSh(t, m2, "cat /root/kept /var/lib/etcd/kept; ls /run/gone; ip link show dummy9 2>&1; true"); !strings.HasPrefix(got, "kept\nkept\n") ||
+		if got := mustSh(t, m2, "cat /srv/kept /var/lib/etcd/kept; ls /run/gone; ip link show dummy9 2>&1; true"); !strings.HasPrefix(got, "kept\nkept\n") ||
 			!strings.Contains(got, "No such file") || !strings.Contains(got, "does not exist") {
 			t.Errorf("after a reboot: %s", got)
 		}
@@ -338,8 +358,8 @@ func TestBalancer(t *testing.T) {
 	}
 	// A stand-in for an apiserver: TLS, and the machine's name as the answer to every GET.
 	for _, m := range ms {
-		mustSh(t, m, `openssl req -x509 -newkey rsa:2048 -nodes -keyout /root/k -out /root/c -days 1 -subj /CN=x 2>/dev/null && mkdir -p /root/w && cd /root/w && hostname > readyz && hostname > name &&
-			systemd-run --unit=fake-apiserver --working-directory=/root/w openssl s_server -accept 6443 -key /root/k -cert /root/c -WWW`)
+		mustSh(t, m, `openssl req -x509 -newkey rsa:2048 -nodes -keyout /srv/k -out /srv/c -days 1 -subj /CN=x 2>/dev/null && mkdir -p /srv/w && cd /srv/w && hostname > readyz && hostname > name &&
+			systemd-run --unit=fake-apiserver --working-directory=/srv/w openssl s_server -accept 6443 -key /srv/k -cert /srv/c -WWW`)
 	}
 	ask := func() string {
 		out, _ := sh(t, ms[1], "printf 'GET /name HTTP/1.0\\r\\n\\r\\n' | timeout 3 openssl s_client -quiet -connect "+front+" 2>/dev/null | tail -1")
@@ -360,7 +380,7 @@ func TestBalancer(t *testing.T) {
 	if err := e.UpdateLB(ctx, "lb", []string{ms[0].Address + ":6443", ms[1].Address + ":6443"}); err != nil {
 		t.Fatal(err)
 	}
-	mustSh(t, ms[0], "rm /root/w/readyz")
+	mustSh(t, ms[0], "rm /srv/w/readyz")
 	mustSh(t, ms[0], "systemctl stop fake-apiserver")
 	wait("b")
 }
