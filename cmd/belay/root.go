@@ -52,7 +52,7 @@ stdout carries data, stderr carries progress and words.`,
 		}
 	}
 	_ = add
-	add("bring", newClusterCmd(d))
+	add("bring", newClusterCmd(d), newBundleCmd(d))
 	add("upgrade", newBackupCmd(d))
 	root.AddCommand(newVersionCmd(d), newDocsCmd(d))
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: strings.TrimSpace(exitCodesText())})

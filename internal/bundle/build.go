@@ -106,7 +106,7 @@ type builder struct {
 	run        string
 	start      time.Time
 
-	index, total int
+	index, total int             // of the unit under way; total is 0 until kubeadm has named the images
 	done         map[string]File // by unit name
 }
 
@@ -313,8 +313,10 @@ func (b *builder) do(ctx context.Context, u unit) error {
 	}
 	began := time.Now()
 	place := fmt.Sprintf("%s %s", u.verb, u.subject)
-	if b.total > 0 {
-		place += fmt.Sprintf(" (%d of %d), %d left", b.index, b.total, b.total-b.index)
+	if b.total == 0 {
+		place += ", about 30 more files after it"
+	} else {
+		place += fmt.Sprintf(", %d left", b.total-b.index)
 	}
 	say := func(t event.Type, msg string, err error) {
 		e := event.Event{Type: t, Step: u.name, Subject: u.subject, Index: b.index, Msg: msg, Elapsed: time.Since(began)}
@@ -334,7 +336,7 @@ func (b *builder) do(ctx context.Context, u unit) error {
 	}
 	say(event.StepStarted, place, nil)
 	f, err := b.make(ctx, u, key, func(detail string) {
-		say(event.StepProgress, fmt.Sprintf("%s, %s, %s", place, detail, time.Since(began).Round(time.Second)), nil)
+		say(event.StepProgress, place+", "+detail, nil)
 	})
 	if err != nil {
 		err = fmt.Errorf("%s %s: %w", u.verb, u.subject, err)
@@ -434,7 +436,7 @@ type imageUnit struct {
 }
 
 // imageFormat is part of the key of images, and goes up when the way they are packed changes.
-const imageFormat = "1"
+const imageFormat = "2"
 
 func (b *builder) packUnit(i imageUnit) unit {
 	return unit{

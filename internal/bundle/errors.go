@@ -30,9 +30,10 @@ func (e *MissingError) Next() string { return "belay bundle build " + e.Version.
 // SumError says that one file is not what it should be: changed, missing, or not listed.
 type SumError struct {
 	// Path is relative to the bundle, or a URL for a download.
-	Path string
+	Path string `json:"path"`
 	// Want and Got describe the content: "sha256:... (123 bytes)", "no such file", "not in the manifest".
-	Want, Got string
+	Want string `json:"want"`
+	Got  string `json:"got"`
 }
 
 func (e *SumError) Error() string {

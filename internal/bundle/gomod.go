@@ -173,12 +173,16 @@ func (g *gomod) rest(_ context.Context, images []imageRef) ([]unit, []Component,
 	}
 	image(imageRef{ref: "docker.io/cloudnativelabs/kube-router:" + router.version, component: router.name, role: RoleCNI},
 		router, router.binaries[0], imageConfig{entrypoint: []string{"/usr/local/bin/kube-router"}}, "usr/local/bin/kube-router", base.name)
-	image(sampleRef(), sample, sample.binaries[0], imageConfig{entrypoint: []string{"/usr/local/bin/sample"}, user: "65532:65532"}, "usr/local/bin/sample", "")
+	units = append(units, b.packUnit(g.sampleImage(sample)))
 	return units, sortComponents(components), nil
 }
 
-func sampleRef() imageRef {
-	return imageRef{ref: "docker.io/belayops/sample:" + sampleVersion, component: "sample", role: RoleSample}
+func (g *gomod) sampleImage(r recipe) imageUnit {
+	return imageUnit{
+		ref:    imageRef{ref: "docker.io/belayops/sample:" + sampleVersion, component: r.name, role: RoleSample},
+		config: imageConfig{arch: g.b.o.Arch, entrypoint: []string{"/usr/local/bin/sample"}, user: "65532:65532"}, component: r.name, version: r.version,
+		from: r.from(r.binaries[0], g.goVersion), binary: unitName(r.binaries[0], r), at: "usr/local/bin/sample",
+	}
 }
 
 // etcdStep gives the etcd that every member must run before this Kubernetes
@@ -263,7 +267,7 @@ func (g *gomod) compile(ctx context.Context, r recipe, bin binary, dest string, 
 
 // runBuild runs a go build that names the packages it compiles (-v) and
 // reports how many so far, since one binary can take minutes.
-func runBuild(cmd *exec.Cmd, every time.Duration, report func(string)) error {
+func runBuild(cmd *exec.Cmd, heartbeat time.Duration, report func(string)) error {
 	ownGroup(cmd)
 	cmd.WaitDelay = 10 * time.Second
 	var compiled atomic.Int64
@@ -295,23 +299,9 @@ func runBuild(cmd *exec.Cmd, every time.Duration, report func(string)) error {
 		<-scanned
 		return err
 	}
-	stop := make(chan struct{})
-	var ticking sync.WaitGroup
-	ticking.Go(func() {
-		t := time.NewTicker(every)
-		defer t.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-t.C:
-				report(fmt.Sprintf("%d packages compiled", compiled.Load()))
-			}
-		}
-	})
+	stop := every(heartbeat, func() { report(fmt.Sprintf("%d packages compiled", compiled.Load())) })
 	err := cmd.Wait()
-	close(stop)
-	ticking.Wait()
+	stop()
 	w.Close()
 	<-scanned
 	if err != nil {
@@ -323,6 +313,25 @@ func runBuild(cmd *exec.Cmd, every time.Duration, report func(string)) error {
 		return fmt.Errorf("%s: %w:\n%s", strings.Join(cmd.Args[:2], " "), err, strings.Join(said, "\n"))
 	}
 	return nil
+}
+
+// every calls f at an interval, in its own goroutine, until the returned function is called.
+func every(interval time.Duration, f func()) (stop func()) {
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		t := time.NewTicker(interval)
+		defer t.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-t.C:
+				f()
+			}
+		}
+	}()
+	return func() { close(quit); <-ended }
 }
 
 // isPackageLine tells a package name, as go build -v prints it, from a message.
