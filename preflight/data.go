@@ -1,0 +1,170 @@
+package preflight
+
+import (
+	"strings"
+
+	"github.com/belayops/belay/cluster"
+	"github.com/belayops/belay/internal/kubeversion"
+)
+
+// k is the Kubernetes minor 1.n.
+func k(n int) kubeversion.Minor { return kubeversion.Minor{Major: 1, Minor: n} }
+
+// etcdOf is the etcd that the newest known kubeadm of a minor deploys by default
+// (cmd/kubeadm/app/constants/constants.go of 1.33.13, 1.34.4, 1.35.4, 1.36.3, 1.37.2).
+var etcdOf = map[kubeversion.Minor]kubeversion.V{
+	k(31): {Major: 3, Minor: 5, Patch: 24},
+	k(32): {Major: 3, Minor: 5, Patch: 24},
+	k(33): {Major: 3, Minor: 5, Patch: 24},
+	k(34): {Major: 3, Minor: 6, Patch: 5},
+	k(35): {Major: 3, Minor: 6, Patch: 6},
+	k(36): {Major: 3, Minor: 6, Patch: 8},
+	k(37): {Major: 3, Minor: 7, Patch: 0},
+}
+
+// containerdFor are the containerd lines that a minor was tested with and the first patch of each
+// (containerd's RELEASES.md at v2.4.2).
+var containerdFor = map[kubeversion.Minor][]kubeversion.V{
+	k(32): {{Major: 1, Minor: 6, Patch: 36}, {Major: 1, Minor: 7, Patch: 24}, {Major: 2, Minor: 0, Patch: 1}, {Major: 2, Minor: 1}},
+	k(33): {{Major: 1, Minor: 6, Patch: 36}, {Major: 1, Minor: 7, Patch: 24}, {Major: 2, Minor: 0, Patch: 4}, {Major: 2, Minor: 1}},
+	k(34): {{Major: 1, Minor: 6, Patch: 39}, {Major: 1, Minor: 7, Patch: 28}, {Major: 2, Minor: 0, Patch: 6}, {Major: 2, Minor: 1, Patch: 3}},
+	k(35): {{Major: 1, Minor: 7, Patch: 28}, {Major: 2, Minor: 1, Patch: 5}, {Major: 2, Minor: 2}},
+	k(36): {{Major: 2, Minor: 2}, {Major: 2, Minor: 3}},
+	k(37): {{Major: 2, Minor: 3}, {Major: 2, Minor: 4}},
+}
+
+// removedFlag is a flag that a component no longer knows from a minor on: it does not start with it.
+type removedFlag struct {
+	name   string
+	since  kubeversion.Minor
+	remedy string
+}
+
+// removedKubeletFlags come from the diff of flag registrations between minors (cmd/kubelet/app/options).
+func removedKubeletFlags() []removedFlag {
+	flags := []removedFlag{
+		{"keep-terminated-pod-volumes", k(31), "it did nothing"},
+		{"iptables-masquerade-bit", k(31), "it did nothing"},
+		{"iptables-drop-bit", k(31), "it did nothing"},
+		{"cloud-config", k(34), "cloud providers are external"},
+		{"register-schedulable", k(34), "use registerWithTaints in the kubelet's configuration"},
+		// kubernetes/kubernetes#133779: kubeadm 1.35 alone takes it out of kubeadm-flags.env, and out of no other file.
+		{"pod-infra-container-image", k(35), "set the sandbox image in containerd's configuration (pinned_images.sandbox)"},
+	}
+	// kubernetes/kubernetes#139870.
+	for _, n := range strings.Fields(`application-metrics-count-limit boot-id-file container-hints containerd containerd-namespace
+		enable-load-reader event-storage-age-limit event-storage-event-limit global-housekeeping-interval log-cadvisor-usage machine-id-file
+		storage-driver-user storage-driver-password storage-driver-host storage-driver-db storage-driver-table storage-driver-secure storage-driver-buffer-duration`) {
+		flags = append(flags, removedFlag{n, k(37), "cAdvisor's flags are gone without replacement"})
+	}
+	return flags
+}
+
+// removedComponentFlags are the same of static pods.
+var removedComponentFlags = map[string][]removedFlag{
+	"kube-apiserver": {
+		{"cloud-provider", k(33), "cloud providers are external"},
+		{"cloud-config", k(33), "cloud providers are external"},
+	},
+	"kube-controller-manager": {
+		{"volume-host-cidr-denylist", k(31), "it is gone without replacement"},
+		{"volume-host-allow-local-loopback", k(31), "it is gone without replacement"},
+		{"horizontal-pod-autoscaler-upscale-delay", k(31), "use the HorizontalPodAutoscaler's behavior field"},
+		{"horizontal-pod-autoscaler-downscale-delay", k(31), "use --horizontal-pod-autoscaler-downscale-stabilization"},
+		{"concurrent-service-syncs", k(37), "it did nothing since 1.31"},
+	},
+}
+
+// etcd37Renames maps flags that etcd 3.7 no longer knows to what etcd 3.6 takes already (etcd-io/etcd#19959). Other
+// --experimental- flags lose that prefix.
+var etcd37Renames = map[string]string{
+	"experimental-initial-corrupt-check":             "--feature-gates=InitialCorruptCheck=true",
+	"experimental-compact-hash-check-enabled":        "--feature-gates=CompactHashCheck=true",
+	"experimental-enable-lease-checkpoint":           "--feature-gates=LeaseCheckpoint=true",
+	"experimental-enable-lease-checkpoint-persist":   "--feature-gates=LeaseCheckpointPersist=true",
+	"experimental-stop-grpc-service-on-defrag":       "--feature-gates=StopGRPCServiceOnDefrag=true",
+	"experimental-txn-mode-write-with-shared-buffer": "--feature-gates=TxnModeWriteWithSharedBuffer=true",
+	"discovery":       "--discovery-token and --discovery-endpoints",
+	"discovery-proxy": "--discovery-token and --discovery-endpoints",
+}
+
+// etcd36Removed are flags that etcd 3.6 no longer knows.
+var etcd36Removed = []string{"enable-v2", "experimental-enable-v2v3", "proxy", "proxy-failure-wait", "proxy-refresh-interval", "proxy-dial-timeout", "proxy-write-timeout", "proxy-read-timeout"}
+
+// removedGates are feature gates that a minor no longer knows: naming one is fatal to every component
+// (test/compatibility_lifecycle/reference/versioned_feature_list.yaml of each minor).
+var removedGates = map[kubeversion.Minor]string{
+	k(33): `APIListChunking AdmissionWebhookMatchConditions AggregatedDiscoveryEndpoint AppArmor AppArmorFields CPUManager DisableCloudProviders
+		DisableKubeletCloudCredentialProviders EfficientWatchResumption JobPodFailurePolicy KubeProxyDrainingTerminatingNodes PDBUnhealthyPodEvictionPolicy
+		PersistentVolumeLastPhaseTransitionTime RemainingItemCount VolumeCapacityPriority WatchBookmark`,
+	k(34): `DevicePluginCDIDevices ElasticIndexedJob LegacySidecarContainers PodDisruptionConditions StatefulSetStartOrdinal`,
+	k(35): `AllowServiceLBStatusOnNonLB ComponentSLIs CronJobsScheduledAnnotation LoadBalancerIPMode PodIndexLabel ProbeHostPodSecurityStandards
+		SizeMemoryBackedVolumes StatefulSetAutoDeletePVC StrictCostEnforcementForVAP StrictCostEnforcementForWebhooks UserNamespacesPodSecurityStandards`,
+	k(36): `CSIMigrationPortworx HonorPVReclaimPolicy InPlacePodVerticalScalingAllocatedStatus InTreePluginPortworxUnregister MemoryManager
+		ServiceTrafficDistribution StructuredAuthorizationConfiguration TopologyAwareHints WatchFromStorageWithoutResourceVersion`,
+	k(37): `APIServerTracing AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors AuthorizeWithSelectors BtreeWatchCache
+		ConsistentListFromCache GangScheduling JobBackoffLimitPerIndex JobPodReplacementPolicy JobSuccessPolicy LogarithmicScaleDown OrderedNamespaceDeletion
+		PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PreventStaticPodAPIReferences RelaxedDNSSearchValidation ResilientWatchCacheInitialization
+		RetryGenerateName SchedulerQueueingHints SidecarContainers StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf
+		StructuredAuthenticationConfiguration WorkloadAwarePreemption`,
+}
+
+// lockedGates are locked from a minor on: true unless the name is followed by =false. Another value is fatal.
+var lockedGates = map[kubeversion.Minor]string{
+	k(33): `AnyVolumeDataSource BtreeWatchCache CPUManagerPolicyOptions CRDValidationRatcheting CSIMigrationPortworx HonorPVReclaimPolicy JobBackoffLimitPerIndex
+		JobSuccessPolicy MatchLabelKeysInPodAffinity NFTablesProxyMode NodeInclusionPolicyInPodTopologySpread RecursiveReadOnlyMounts ServiceAccountTokenNodeBinding
+		ServiceTrafficDistribution SidecarContainers TopologyAwareHints WatchFromStorageWithoutResourceVersion=false`,
+	k(34): `APIServerTracing AnonymousAuthConfigurableEndpoints AuthorizeNodeWithSelectors AuthorizeWithSelectors ConsistentListFromCache JobPodReplacementPolicy
+		KubeletCgroupDriverFromCRI KubeletTracing MultiCIDRServiceAllocator NodeSwap OrderedNamespaceDeletion PodLifecycleSleepAction PodLifecycleSleepActionAllowZero
+		ProbeHostPodSecurityStandards RecoverVolumeExpansionFailure RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation ResilientWatchCacheInitialization
+		SchedulerQueueingHints SeparateTaintEvictionController StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf StructuredAuthenticationConfiguration
+		WinDSR WinOverlay`,
+	k(35): `AggregatedDiscoveryRemoveBetaType DisableAllocatorDualWrite DynamicResourceAllocation ExecProbeTimeout ImageMaximumGCAge InPlacePodVerticalScaling JobManagedBy
+		PodObservedGenerationTracking PreferSameTrafficDistribution SupplementalGroupsPolicy SystemdWatchdog AllowOverwriteTerminationGracePeriodSeconds=false`,
+	k(36): `CSIServiceAccountTokenSecrets DRAAdminAccess DeclarativeValidation DisableNodeKubeProxyVersion ExternalServiceAccountTokenSigner ImageVolume KubeletFineGrainedAuthz
+		KubeletPSI KubeletPodResourcesDynamicResources KubeletPodResourcesGet MutableCSINodeAllocatableCount NodeLogQuery ProcMountType SELinuxChangePolicy
+		SELinuxMountReadWriteOncePod TopologyManagerPolicyOptions UserNamespacesSupport VolumeAttributesClass GitRepoVolumeDriver=false SeparateCacheWatchRPC=false`,
+	k(37): `DRAExtendedResource DRAPrioritizedList DRAResourceClaimDeviceStatus DisableCPUQuotaWithExclusiveCPUs HPAConfigurableTolerance HostnameOverride
+		InPlacePodVerticalScalingInitContainers NodeDeclaredFeatures PLEGOnDemandRelist PodReadyToStartContainersCondition RelaxedServiceNameValidation
+		WatchCacheInitializationPostStartHook DeclarativeValidationTakeover=false`,
+}
+
+// badTarget is a range of patches, both ends included, that harms clusters which meet a condition.
+type badTarget struct {
+	id          string
+	status      Status
+	first, last kubeversion.V
+	applies     func(s *cluster.State, from kubeversion.V) bool
+	message     string
+	fixed       string
+	source      string
+}
+
+func v1(minor, patch int) kubeversion.V { return kubeversion.V{Major: 1, Minor: minor, Patch: patch} }
+
+func always(*cluster.State, kubeversion.V) bool { return true }
+
+func hasKind(kind string) func(*cluster.State, kubeversion.V) bool {
+	return func(s *cluster.State, _ kubeversion.V) bool {
+		for _, w := range s.Workloads {
+			if w.Kind == kind {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// badTargets come from the changelogs of each minor.
+var badTargets = []badTarget{
+	{"statefulset-spurious-rollout", Fail, v1(34, 0), v1(34, 1), func(s *cluster.State, from kubeversion.V) bool {
+		return from.Minor == 33 && hasKind("StatefulSet")(s, from)
+	}, "every StatefulSet rolls when the controller manager is upgraded", "1.34.2", "kubernetes/kubernetes#135087"},
+	{"statefulset-parallel", Warn, v1(35, 0), v1(35, 3), hasKind("StatefulSet"), "rollouts of StatefulSets with podManagementPolicy Parallel stall", "1.35.4", "kubernetes/kubernetes#137926"},
+	{"kubeadm-flags-env-empty", Warn, v1(35, 0), v1(35, 0), always, "kubeadm's last phase fails on a node whose kubeadm-flags.env holds no flag, after its control plane moved", "1.35.1", "kubernetes/kubernetes#136131"},
+	{"kubelet-memory-leak", Fail, v1(36, 0), v1(36, 2), always, "the kubelet leaks memory with every sync of a pod", "1.36.3", "kubernetes/kubernetes#140066"},
+	{"endpoint-controller-panic", Warn, v1(33, 0), v1(33, 12), always, "the controller manager panics on Services from before dual-stack that were never updated", "1.33.13", "kubernetes/kubernetes#139233"},
+	{"endpoint-controller-panic", Warn, v1(34, 0), v1(34, 8), always, "the controller manager panics on Services from before dual-stack that were never updated", "1.34.9", "kubernetes/kubernetes#139233"},
+	{"endpoint-controller-panic", Warn, v1(35, 0), v1(35, 5), always, "the controller manager panics on Services from before dual-stack that were never updated", "1.35.6", "kubernetes/kubernetes#139233"},
+	{"endpoint-controller-panic", Warn, v1(36, 0), v1(36, 1), always, "the controller manager panics on Services from before dual-stack that were never updated", "1.36.2", "kubernetes/kubernetes#139233"},
+}
