@@ -43,6 +43,15 @@ func Down(ctx context.Context, name string, o Options) (err error) {
 		sink.Emit(e)
 	}
 
+	// Nothing of a cluster that is gone stays, not even its lock file.
+	defer func() {
+		if _, statErr := os.Stat(string(dir)); errors.Is(statErr, fs.ErrNotExist) {
+			if rmErr := os.Remove(dir.lockFile()); !errors.Is(rmErr, fs.ErrNotExist) {
+				err = errors.Join(err, rmErr)
+			}
+		}
+	}()
+
 	found := true
 	state, err := dir.loadState()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -56,6 +65,9 @@ func Down(ctx context.Context, name string, o Options) (err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	if _, err := os.Stat(filepath.Join(o.Home, "machines", name)); !found && errors.Is(err, fs.ErrNotExist) {
+		return &NotFoundError{Name: name}
+	}
 	emit(event.Event{Type: event.RunStarted, Msg: "taking cluster " + name + " down"})
 	defer func() {
 		e := event.Event{Type: event.RunFinished, Elapsed: time.Since(start), Msg: "cluster " + name + " is gone"}
@@ -65,18 +77,13 @@ func Down(ctx context.Context, name string, o Options) (err error) {
 		emit(e)
 	}()
 
-	gone, err := removeMachines(ctx, name, o, spec, event.Func(emit))
-	if err != nil {
+	if err := removeMachines(ctx, name, o, spec, event.Func(emit)); err != nil {
 		return err
 	}
-	found = found || gone
 	if spec != nil && spec.Machines == nil && state != nil {
 		if err := cleanHosts(ctx, dir, state, emit); err != nil {
 			return err
 		}
-	}
-	if !found {
-		return &NotFoundError{Name: name}
 	}
 	// The state goes first: what has none was never begun, should this be cut short.
 	if err := os.Remove(dir.state()); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -85,23 +92,22 @@ func Down(ctx context.Context, name string, o Options) (err error) {
 	return os.RemoveAll(string(dir))
 }
 
-// removeMachines removes the network of that name below the home, whatever made it, and says whether there was one.
-func removeMachines(ctx context.Context, name string, o Options, spec *Spec, sink event.Sink) (bool, error) {
+// removeMachines removes the network of that name below the home, whatever made it.
+func removeMachines(ctx context.Context, name string, o Options, spec *Spec, sink event.Sink) error {
 	if _, err := os.Stat(filepath.Join(o.Home, "machines")); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return nil
 	}
 	env, err := machineEnv(o, runcFor(o, spec), sink)
 	if unsupported := (*testenv.UnsupportedError)(nil); errors.As(err, &unsupported) && spec != nil && spec.Machines == nil {
-		return false, nil
+		return nil
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
-	err = env.Down(ctx, name)
-	if errors.Is(err, testenv.ErrNotFound) {
-		return false, nil
+	if err := env.Down(ctx, name); !errors.Is(err, testenv.ErrNotFound) {
+		return err
 	}
-	return err == nil, err
+	return nil
 }
 
 // cleanHosts undoes on each host what Up did. Hosts that are not this cluster's are left alone.

@@ -44,7 +44,9 @@ func (d clusterDir) spec() string       { return filepath.Join(string(d), "clust
 func (d clusterDir) inventory() string  { return filepath.Join(string(d), "inventory.yaml") }
 func (d clusterDir) kubeconfig() string { return filepath.Join(string(d), "kubeconfig") }
 func (d clusterDir) state() string      { return filepath.Join(string(d), "state.json") }
-func (d clusterDir) machines() string   { return filepath.Join(string(d), "machines") }
+func (d clusterDir) lockFile() string {
+	return filepath.Join(filepath.Dir(string(d)), "."+filepath.Base(string(d))+".lock")
+}
 
 // progress is how far a cluster has come. It is a record of what was reached once, not of what holds now: hosts and
 // API are always asked.
