@@ -1,11 +1,580 @@
 package apicheck
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+
+	"github.com/belayops/belay/apicheck/lifecycle"
+	"github.com/belayops/belay/internal/condition"
+	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/kubeversion"
 )
 
-type liveCluster struct{ version kubeversion.Minor }
+const (
+	// metadataPage and objectPage are page sizes: of metadata, and of whole objects, which may have 1 MB each.
+	metadataPage = 500
+	objectPage   = 25
+	// resourcesAtOnce bounds the lists under way, and with the page sizes the memory of a scan.
+	resourcesAtOnce = 4
+)
 
-func connect(ctx context.Context, o Options) (*liveCluster, error)               { return nil, nil }
-func (l *liveCluster) scan(ctx context.Context, o Options, all *collector) error { return nil }
+// liveCluster reads one cluster through its API.
+type liveCluster struct {
+	version  kubeversion.Minor
+	disco    *discovery.DiscoveryClient
+	meta     metadata.Interface
+	raw      rest.Interface
+	patience time.Duration
+}
+
+// connect reaches the cluster and asks for its version: without that nothing can be judged.
+func connect(ctx context.Context, o Options) (*liveCluster, error) {
+	cfg := rest.CopyConfig(o.RESTConfig)
+	if cfg.QPS == 0 {
+		cfg.QPS, cfg.Burst = 50, 100
+	}
+	// Deprecation warnings of the lists say nothing: the apiserver converts.
+	cfg.WarningHandler = rest.NoWarnings{}
+	l := &liveCluster{patience: cmp.Or(o.Patience, time.Minute)}
+	var err error
+	if l.disco, err = discovery.NewDiscoveryClientForConfig(cfg); err != nil {
+		return nil, fmt.Errorf("scan the cluster: %w", err)
+	}
+	if l.meta, err = metadata.NewForConfig(cfg); err != nil {
+		return nil, fmt.Errorf("scan the cluster: %w", err)
+	}
+	l.raw = l.disco.RESTClient()
+	err = l.retry(ctx, "the version of "+cfg.Host, func(ctx context.Context) error {
+		info, err := l.disco.ServerVersionWithContext(ctx)
+		if err != nil {
+			return err
+		}
+		v, err := kubeversion.Parse(info.GitVersion)
+		if err != nil {
+			return condition.Final(err)
+		}
+		l.version = v.MinorVersion()
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("scan the cluster at %s: %w", cfg.Host, err)
+	}
+	return l, nil
+}
+
+// retry repeats a request until it is answered or will never be. Too many requests, time-outs and broken connections
+// pass; a refusal does not.
+func (l *liveCluster) retry(ctx context.Context, name string, request func(context.Context) error) error {
+	return condition.Wait(ctx, condition.Condition{Name: name, Check: func(ctx context.Context) error {
+		err := request(ctx)
+		if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+			switch {
+			case apierrors.IsTooManyRequests(err), apierrors.IsServerTimeout(err), apierrors.IsTimeout(err),
+				apierrors.IsServiceUnavailable(err), apierrors.IsInternalError(err):
+			default:
+				return condition.Final(err)
+			}
+		}
+		return err
+	}}, condition.Options{Timeout: l.patience, Interval: min(500*time.Millisecond, l.patience/10), Attempt: max(l.patience/2, time.Second)})
+}
+
+// resource is one kind of object as the cluster serves it.
+type resource struct {
+	schema.GroupVersionResource
+	kind       string
+	namespaced bool
+	versions   []string // every served version, the preferred first
+}
+
+func (r resource) String() string { return r.GroupResource().String() }
+
+// resources asks what the cluster serves. What cannot be asked is unread.
+func (l *liveCluster) resources(ctx context.Context, c *collector) ([]resource, error) {
+	var lists []*metav1.APIResourceList
+	var groups []*metav1.APIGroup
+	err := l.retry(ctx, "discovery", func(ctx context.Context) error {
+		var err error
+		groups, lists, err = l.disco.ServerGroupsAndResourcesWithContext(ctx)
+		if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok {
+			for gv, err := range failed {
+				c.unread("API "+gv.String(), 0, "discovery: %v", err)
+			}
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("scan the cluster: what does it serve: %w", err)
+	}
+	preferred := map[string]string{}
+	for _, g := range groups {
+		preferred[g.Name] = g.PreferredVersion.Version
+	}
+	byGR := map[schema.GroupResource]*resource{}
+	for _, list := range lists {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			c.unread("API "+list.GroupVersion, 0, "%v", err)
+			continue
+		}
+		for _, r := range list.APIResources {
+			if strings.Contains(r.Name, "/") || !slices.Contains(r.Verbs, "list") {
+				continue
+			}
+			gr := schema.GroupResource{Group: gv.Group, Resource: r.Name}
+			// Events are noise, and their apiVersion says nothing about their writer.
+			if r.Kind == "Event" && (gv.Group == "" || gv.Group == "events.k8s.io") || gr.Resource == "componentstatuses" {
+				continue
+			}
+			if byGR[gr] == nil {
+				byGR[gr] = &resource{GroupVersionResource: gv.WithResource(r.Name), kind: r.Kind, namespaced: r.Namespaced}
+			}
+			byGR[gr].versions = append(byGR[gr].versions, gv.Version)
+			if gv.Version == preferred[gv.Group] {
+				byGR[gr].Version = gv.Version
+			}
+		}
+	}
+	var out []resource
+	for _, r := range byGR {
+		out = append(out, *r)
+	}
+	slices.SortFunc(out, func(a, b resource) int { return cmp.Compare(a.String(), b.String()) })
+	return out, nil
+}
+
+// scan judges everything the cluster keeps into all.
+func (l *liveCluster) scan(ctx context.Context, o Options, all *collector) error {
+	resources, err := l.resources(ctx, all)
+	if err != nil {
+		return err
+	}
+	var jobs []func(*collector)
+	for i, r := range resources {
+		jobs = append(jobs, func(c *collector) {
+			o.Events.Emit(event.Event{Type: event.StepProgress, Step: "cluster", Subject: r.String(), Msg: "listing", Index: i + 1, Total: len(resources)})
+			l.list(ctx, o, c, r)
+		})
+	}
+	for _, r := range l.wholeObjects(resources) {
+		jobs = append(jobs, func(c *collector) { l.objects(ctx, o, c, r) })
+	}
+	jobs = append(jobs, func(c *collector) { l.releases(ctx, o, c) }, func(c *collector) { l.metric(ctx, c) })
+	var wg sync.WaitGroup
+	queue := make(chan func(*collector))
+	parts := make([]*collector, resourcesAtOnce)
+	for i := range parts {
+		parts[i] = all.collector()
+		wg.Go(func() {
+			for job := range queue {
+				job(parts[i])
+			}
+		})
+	}
+	for _, job := range jobs {
+		queue <- job
+	}
+	close(queue)
+	wg.Wait()
+	for _, c := range parts {
+		all.merge(c)
+	}
+	return ctx.Err()
+}
+
+// namespaces gives what to list of a resource: everything, or the namespaces that were asked for.
+func namespaces(o Options, namespaced bool) []string {
+	if len(o.Namespaces) == 0 {
+		return []string{metav1.NamespaceAll}
+	}
+	if !namespaced {
+		return nil
+	}
+	return o.Namespaces
+}
+
+// list judges the metadata of every object of a resource, a page at a time.
+func (l *liveCluster) list(ctx context.Context, o Options, c *collector, r resource) {
+	for _, ns := range namespaces(o, r.namespaced) {
+		sub := c.collector()
+		n, err := l.pages(ctx, "objects of "+r.String(), func(ctx context.Context, opts metav1.ListOptions) (string, int, error) {
+			opts.Limit = metadataPage
+			page, err := l.meta.Resource(r.GroupVersionResource).Namespace(ns).List(ctx, opts)
+			if err != nil {
+				return "", 0, err
+			}
+			for i := range page.Items {
+				sub.stored(r, &page.Items[i])
+			}
+			return page.Continue, len(page.Items), nil
+		}, func() { sub = c.collector() })
+		c.merge(sub)
+		c.listed(r.String(), ns, "stored objects", n, err)
+	}
+}
+
+// listed adds what a list gave to the coverage.
+func (c *collector) listed(what, namespace, why string, n int, err error) {
+	if err == nil {
+		c.covered(what, why, n)
+		return
+	}
+	if namespace != "" {
+		what += " in namespace " + namespace
+	}
+	switch {
+	case apierrors.IsMethodNotSupported(err):
+		c.covered(what, "cannot be listed", 0)
+	case apierrors.IsForbidden(err):
+		c.unread(what, 0, "forbidden: %v", err)
+	case errors.Is(err, context.DeadlineExceeded):
+		c.unread(what, 0, "timed out after %d objects: %v", n, err)
+	default:
+		c.unread(what, 0, "after %d objects: %v", n, err)
+	}
+}
+
+// pages calls fetch until there is no further page. A list that takes longer than the apiserver keeps its history goes
+// on with what is newer, where the server offers that, else starts over, once, after a call of restart.
+func (l *liveCluster) pages(ctx context.Context, name string, fetch func(context.Context, metav1.ListOptions) (next string, n int, err error), restart func()) (total int, err error) {
+	var opts metav1.ListOptions
+	restarted := false
+	for {
+		var next string
+		var n int
+		err := l.retry(ctx, name, func(ctx context.Context) error {
+			var err error
+			next, n, err = fetch(ctx, opts)
+			return err
+		})
+		if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+			if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().ListMeta.Continue != "" && status.Status().ListMeta.Continue != opts.Continue {
+				opts.Continue = status.Status().ListMeta.Continue
+				continue
+			}
+			if !restarted {
+				restarted, total, opts.Continue = true, 0, ""
+				restart()
+				continue
+			}
+		}
+		if err != nil {
+			return total, err
+		}
+		total += n
+		if next == "" {
+			return total, nil
+		}
+		opts.Continue = next
+	}
+}
+
+// stored judges one live object by its metadata.
+func (c *collector) stored(r resource, m *metav1.PartialObjectMetadata) {
+	o := r.kind + " " + m.Name
+	if m.Namespace != "" {
+		o = r.kind + " " + m.Namespace + "/" + m.Name
+	}
+	src := Source{Type: SourceStored, Object: o}
+	c.storedKind(r, m, src)
+	newest := c.managed(r, m, src)
+	c.lastApplied(r, m, src, newest)
+	for i, ref := range m.OwnerReferences {
+		g := lifecycle.ParseGVK(ref.APIVersion, ref.Kind)
+		if j := c.db.Judge(g, c.from, c.to, false); j.Verdict == lifecycle.Removed || j.Verdict == lifecycle.PlannedRemoval {
+			s := src
+			s.Type, s.Path = SourceReference, fmt.Sprintf("metadata.ownerReferences[%d]", i)
+			c.found(use{gvk: g, namespace: m.Namespace, name: ref.Name, source: s, confidence: High, cap: Warning, note: "named by " + o + ": garbage collection looks the owner up by this version"}, j)
+		}
+	}
+}
+
+// storedKind judges the object itself. That a list goes through a deprecated version proves nothing, because the
+// apiserver converts: what counts is whether the target can decode what is stored, and serves any version of it.
+func (c *collector) storedKind(r resource, m *metav1.PartialObjectMetadata, src Source) {
+	if !c.db.Builtin(r.Group) {
+		return
+	}
+	var worst *lifecycle.Judgement
+	for _, v := range r.versions {
+		g := lifecycle.GVK{Group: r.Group, Version: v, Kind: r.kind}
+		j := c.db.Judge(g, c.from, c.to, true)
+		switch j.Verdict {
+		case lifecycle.Undecodable, lifecycle.Removed, lifecycle.PlannedRemoval, lifecycle.OffByDefault:
+		default:
+			return // lives on in this version
+		}
+		if worst == nil || rankOf(j.Verdict) > rankOf(worst.Verdict) {
+			worst = &j
+		}
+	}
+	// Whether its kind has other versions at the target decides too: they need not be served today.
+	if worst == nil {
+		return
+	}
+	if worst.Verdict == lifecycle.Removed || worst.Verdict == lifecycle.PlannedRemoval {
+		for _, k := range c.db.Versions(r.Group, r.kind) {
+			if k.Served(c.to) {
+				return
+			}
+		}
+	}
+	u := use{gvk: worst.GVK, namespace: m.Namespace, name: m.Name, source: src, confidence: High, stored: true}
+	if worst.Verdict == lifecycle.OffByDefault {
+		u.cap = Info
+		u.note = "it is switched on here with --runtime-config: keep it so, or the objects are out of reach"
+	}
+	c.found(u, *worst)
+}
+
+// rankOf orders verdicts of several versions of one stored kind: what holds of the object whatever its version counts
+// first, then the mildest.
+func rankOf(v lifecycle.Verdict) int {
+	switch v {
+	case lifecycle.Undecodable:
+		return 3
+	case lifecycle.OffByDefault:
+		return 2
+	case lifecycle.PlannedRemoval:
+		return 1
+	}
+	return 0
+}
+
+// harmless says whether a use that was seen in the past needs no word: nothing ends.
+func harmless(j lifecycle.Judgement) bool {
+	switch j.Verdict {
+	case lifecycle.OK, lifecycle.VirtualKind, lifecycle.Custom:
+		return true
+	case lifecycle.Deprecated:
+		return j.RemovedIn == (kubeversion.Minor{})
+	}
+	return false
+}
+
+// managed judges the versions in which managers wrote the object. Old entries stay for ever, so only the newest of each
+// manager, operation and subresource counts. It gives the entry that says in which version the object was applied last.
+func (c *collector) managed(r resource, m *metav1.PartialObjectMetadata, src Source) *metav1.ManagedFieldsEntry {
+	type key struct {
+		manager, subresource string
+		op                   metav1.ManagedFieldsOperationType
+	}
+	var order []key
+	newest := map[key]*metav1.ManagedFieldsEntry{}
+	var applied *metav1.ManagedFieldsEntry
+	for i := range m.ManagedFields {
+		e := &m.ManagedFields[i]
+		k := key{e.Manager, e.Subresource, e.Operation}
+		if newest[k] == nil {
+			order = append(order, k)
+		}
+		if newest[k] == nil || later(e, newest[k]) {
+			newest[k] = e
+		}
+		if e.Subresource == "" && (e.Operation == metav1.ManagedFieldsOperationApply || strings.HasPrefix(e.Manager, "kubectl")) && (applied == nil || later(e, applied)) {
+			applied = e
+		}
+	}
+	for _, k := range order {
+		e := newest[k]
+		g := lifecycle.ParseGVK(e.APIVersion, r.kind)
+		j := c.db.Judge(g, c.from, c.to, false)
+		if harmless(j) {
+			continue
+		}
+		s := src
+		s.Type, s.Manager, s.Time = SourceManagedFields, e.Manager, when(e)
+		note := fmt.Sprintf("last written in it by %s", e.Manager)
+		if s.Time != nil {
+			note += " on " + s.Time.UTC().Format(time.RFC3339)
+		}
+		c.found(use{gvk: g, namespace: m.Namespace, name: m.Name, source: s, confidence: Medium, cap: Warning, note: note}, j)
+	}
+	return applied
+}
+
+func later(a, b *metav1.ManagedFieldsEntry) bool {
+	return a.Time != nil && (b.Time == nil || a.Time.After(b.Time.Time))
+}
+
+func when(e *metav1.ManagedFieldsEntry) *time.Time {
+	if e.Time == nil {
+		return nil
+	}
+	t := e.Time.UTC()
+	return &t
+}
+
+// lastApplied judges the manifest that kubectl apply left in an annotation. When somebody applied the object in another,
+// living version since, the annotation is only stale.
+func (c *collector) lastApplied(r resource, m *metav1.PartialObjectMetadata, src Source, applied *metav1.ManagedFieldsEntry) {
+	text, ok := m.Annotations["kubectl.kubernetes.io/last-applied-configuration"]
+	if !ok || text == "" {
+		return
+	}
+	var head struct{ APIVersion, Kind string }
+	if err := json.Unmarshal([]byte(text), &head); err != nil || head.APIVersion == "" || head.Kind == "" {
+		if err == nil {
+			err = errors.New("no apiVersion and kind")
+		}
+		c.unread("last-applied configuration of "+src.Object, 0, "%v", err)
+		return
+	}
+	g := lifecycle.ParseGVK(head.APIVersion, head.Kind)
+	j := c.db.Judge(g, c.from, c.to, false)
+	if harmless(j) {
+		return
+	}
+	src.Type = SourceLastApplied
+	u := use{gvk: g, namespace: m.Namespace, name: m.Name, source: src, confidence: High}
+	if applied != nil && applied.APIVersion != head.APIVersion {
+		if now := c.db.Judge(lifecycle.ParseGVK(applied.APIVersion, head.Kind), c.from, c.to, false); now.Verdict == lifecycle.OK || now.Verdict == lifecycle.Deprecated && j.Verdict != lifecycle.Deprecated {
+			u.cap, u.source.Manager, u.source.Time = Info, applied.Manager, when(applied)
+			u.note = fmt.Sprintf("stale: %s has applied it as %s since", applied.Manager, applied.APIVersion)
+		}
+	}
+	c.found(u, j)
+}
+
+// wholeObjects picks the resources whose content names other APIs.
+func (l *liveCluster) wholeObjects(all []resource) []resource {
+	wanted := map[schema.GroupResource]string{
+		{Group: "rbac.authorization.k8s.io", Resource: "roles"}:                              "v1",
+		{Group: "rbac.authorization.k8s.io", Resource: "clusterroles"}:                       "v1",
+		{Group: "admissionregistration.k8s.io", Resource: "validatingwebhookconfigurations"}: "v1",
+		{Group: "admissionregistration.k8s.io", Resource: "mutatingwebhookconfigurations"}:   "v1",
+		{Group: "admissionregistration.k8s.io", Resource: "validatingadmissionpolicies"}:     "v1",
+		{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}:       "v1",
+		{Group: "autoscaling", Resource: "horizontalpodautoscalers"}:                         "v2",
+		{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}:               "v1",
+		{Group: "", Resource: "configmaps"}:                                                  "v1",
+	}
+	var out []resource
+	for _, r := range all {
+		v, ok := wanted[r.GroupResource()]
+		if !ok {
+			continue
+		}
+		if slices.Contains(r.versions, v) {
+			r.Version = v
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// objects judges whole objects of a resource for what they name and carry.
+func (l *liveCluster) objects(ctx context.Context, o Options, c *collector, r resource) {
+	for _, ns := range namespaces(o, r.namespaced) {
+		sub := c.collector()
+		n, err := l.pages(ctx, r.String(), func(ctx context.Context, opts metav1.ListOptions) (string, int, error) {
+			body, err := l.get(ctx, r.GroupVersionResource, ns, opts, objectPage)
+			if err != nil {
+				return "", 0, err
+			}
+			var page struct {
+				Metadata struct{ Continue string }
+				Items    []json.RawMessage
+			}
+			if err := json.Unmarshal(body, &page); err != nil {
+				return "", 0, fmt.Errorf("read a page: %w", err)
+			}
+			for _, item := range page.Items {
+				sub.content(r, item)
+			}
+			return page.Metadata.Continue, len(page.Items), nil
+		}, func() { sub = c.collector() })
+		c.merge(sub)
+		c.listed(r.String(), ns, "contents", n, err)
+	}
+}
+
+// get asks for one page of whole objects as JSON.
+func (l *liveCluster) get(ctx context.Context, gvr schema.GroupVersionResource, ns string, opts metav1.ListOptions, limit int64) ([]byte, error) {
+	path := []string{"apis", gvr.Group, gvr.Version}
+	if gvr.Group == "" {
+		path = []string{"api", gvr.Version}
+	}
+	if ns != "" {
+		path = append(path, "namespaces", ns)
+	}
+	req := l.raw.Get().AbsPath(append(path, gvr.Resource)...).SetHeader("Accept", "application/json").Param("limit", fmt.Sprint(limit))
+	if opts.Continue != "" {
+		req = req.Param("continue", opts.Continue)
+	}
+	if opts.LabelSelector != "" {
+		req = req.Param("labelSelector", opts.LabelSelector)
+	}
+	return req.Do(ctx).Raw()
+}
+
+// content judges what one live object names and carries.
+func (c *collector) content(r resource, item []byte) {
+	dec := json.NewDecoder(bytes.NewReader(item))
+	dec.UseNumber()
+	node, err := jsonNode(dec, &lineCounter{text: item}, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		c.unread(r.String(), 0, "an object that is not JSON: %v", err)
+		return
+	}
+	obj := object{gvk: lifecycle.GVK{Group: r.Group, Version: r.Version, Kind: r.kind}, node: node}
+	meta := field(node, "metadata")
+	obj.name, obj.namespace = scalar(meta, "name"), scalar(meta, "namespace")
+	og := origin{what: obj.String(), source: Source{Type: SourceStored, Object: obj.String()}, noLines: true, confidence: High}
+	for i := 0; meta != nil && i+1 < len(meta.Content); i += 2 { // seen with the metadata already
+		if meta.Content[i].Value == "ownerReferences" {
+			meta.Content[i].Value = ""
+		}
+	}
+	c.references(og, obj)
+	c.payloads(og, obj)
+}
+
+// metric reads the apiserver's own count of deprecated requests. It is extra evidence: clients that list everything keep
+// it at one, and its absence clears nothing, because it only knows what is deprecated in the version that runs.
+func (l *liveCluster) metric(ctx context.Context, c *collector) {
+	const what = "/metrics of the apiserver"
+	var body io.ReadCloser
+	err := l.retry(ctx, what, func(ctx context.Context) error {
+		var err error
+		body, err = l.raw.Get().AbsPath("/metrics").SetHeader("Accept", "text/plain").Stream(context.WithoutCancel(ctx))
+		return err
+	})
+	if err != nil {
+		// Extra evidence that is missing takes nothing away.
+		c.covered(what, "not available as extra evidence: "+http.StatusText(statusCode(err)), 0)
+		return
+	}
+	defer body.Close()
+	n, err := c.deprecatedRequests(body)
+	if err != nil {
+		c.covered(what, "broke off as extra evidence", n)
+		return
+	}
+	c.covered(what, "extra evidence", n)
+}
+
+func statusCode(err error) int {
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+		return int(status.Status().Code)
+	}
+	return 0
+}

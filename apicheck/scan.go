@@ -36,6 +36,8 @@ type Options struct {
 	Suppressions []Suppression
 	// Only keeps findings of these verdicts; empty for all.
 	Only []lifecycle.Verdict
+	// Patience bounds how long one request to the cluster is repeated; 0 means a minute.
+	Patience time.Duration
 	// DB replaces the built-in database.
 	DB *lifecycle.DB
 	// Events receives progress; nil drops it.

@@ -1,0 +1,217 @@
+package apicheck
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+const (
+	// maxRelease bounds what a Helm release may decompress to. The largest real ones have a few MB.
+	maxRelease = 64 << 20
+	// maxWraps bounds how often a release is wrapped in base64 and gzip: Kubernetes' own base64, Helm's, its gzip, and one to spare each.
+	maxWraps = 6
+)
+
+// record is where Helm keeps one revision of a release.
+type record struct {
+	driver          string // secrets or configmaps
+	namespace, name string
+	release, status string
+	revision        int
+}
+
+// release is what is read of a revision.
+type release struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	Version   int    `json:"version"`
+	Info      struct {
+		Status string `json:"status"`
+	} `json:"info"`
+	Manifest string `json:"manifest"`
+	Hooks    []struct {
+		Name     string `json:"name"`
+		Path     string `json:"path"`
+		Manifest string `json:"manifest"`
+	} `json:"hooks"`
+}
+
+// unwrap takes base64 and gzip off a stored release, as often as they are there, and stops at JSON.
+func unwrap(data []byte) ([]byte, error) {
+	for range maxWraps {
+		data = bytes.TrimSpace(data)
+		switch {
+		case len(data) == 0:
+			return nil, errors.New("empty")
+		case data[0] == '{':
+			return data, nil
+		case bytes.HasPrefix(data, []byte{0x1f, 0x8b}):
+			zr, err := gzip.NewReader(bytes.NewReader(data))
+			if err != nil {
+				return nil, fmt.Errorf("gzip: %w", err)
+			}
+			out, err := io.ReadAll(io.LimitReader(zr, maxRelease+1))
+			if err != nil {
+				return nil, fmt.Errorf("gzip: %w", err)
+			}
+			if len(out) > maxRelease {
+				return nil, fmt.Errorf("decompresses to more than %d MB", maxRelease>>20)
+			}
+			data = out
+		default:
+			out := make([]byte, base64.StdEncoding.DecodedLen(len(data)))
+			n, err := base64.StdEncoding.Decode(out, data)
+			if err != nil {
+				return nil, errors.New("neither JSON, nor gzip, nor base64")
+			}
+			data = out[:n]
+		}
+	}
+	return nil, fmt.Errorf("wrapped more than %d times", maxWraps)
+}
+
+// parseRelease decodes a stored release.
+func parseRelease(data []byte) (*release, error) {
+	text, err := unwrap(data)
+	if err != nil {
+		return nil, err
+	}
+	var r release
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("not the JSON of a release: %w", err)
+	}
+	if r.Name == "" {
+		return nil, errors.New("not a release: it has no name")
+	}
+	return &r, nil
+}
+
+// releases judges the Helm releases of a cluster: of each its newest revision and its newest deployed one. The next
+// helm upgrade starts from these; it fails when Helm can no longer map what they hold.
+func (l *liveCluster) releases(ctx context.Context, o Options, c *collector) {
+	records, oldest := l.records(ctx, o, c)
+	for _, rec := range records {
+		what := fmt.Sprintf("release %s revision %d in namespace %s", rec.release, rec.revision, rec.namespace)
+		rel, err := l.fetch(ctx, rec)
+		if err != nil {
+			if apierrors.IsNotFound(err) {
+				continue // uninstalled meanwhile
+			}
+			c.unread(what, 0, "%v", err)
+			continue
+		}
+		c.covered("helm releases", "manifests and hooks", 1)
+		c.release(rec, rel, what)
+	}
+	if oldest > 0 {
+		c.covered("helm releases", "older revisions, not judged: only a rollback would use them", oldest)
+	}
+}
+
+// records lists where releases are kept, and picks the revisions that count; older counts the others.
+func (l *liveCluster) records(ctx context.Context, o Options, c *collector) (picked []record, older int) {
+	byRelease := map[[3]string][]record{}
+	for _, driver := range []string{"secrets", "configmaps"} {
+		gvr := schema.GroupVersionResource{Version: "v1", Resource: driver}
+		for _, ns := range namespaces(o, true) {
+			seen := map[record]bool{}
+			n, err := l.pages(ctx, "helm releases in "+driver, func(ctx context.Context, opts metav1.ListOptions) (string, int, error) {
+				opts.Limit, opts.LabelSelector = metadataPage, "owner=helm"
+				page, err := l.meta.Resource(gvr).Namespace(ns).List(ctx, opts)
+				if err != nil {
+					return "", 0, err
+				}
+				for i := range page.Items {
+					m := &page.Items[i]
+					revision, err := strconv.Atoi(m.Labels["version"])
+					if err != nil || m.Labels["name"] == "" {
+						c.unread(fmt.Sprintf("%s %s/%s", driver, m.Namespace, m.Name), 0, "labelled as Helm's, without a release name and version")
+						continue
+					}
+					seen[record{driver, m.Namespace, m.Name, m.Labels["name"], m.Labels["status"], revision}] = true
+				}
+				return page.Continue, len(page.Items), nil
+			}, func() { clear(seen) })
+			c.listed("helm release records in "+driver, ns, "labels", n, err)
+			for r := range seen {
+				k := [3]string{r.namespace, r.release, driver}
+				byRelease[k] = append(byRelease[k], r)
+			}
+		}
+	}
+	for _, revisions := range byRelease {
+		p := pick(revisions)
+		picked = append(picked, p...)
+		older += len(revisions) - len(p)
+	}
+	slices.SortFunc(picked, func(a, b record) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.release, b.release), cmp.Compare(a.revision, b.revision), cmp.Compare(a.driver, b.driver))
+	})
+	return picked, older
+}
+
+// pick takes the newest revision and the newest deployed one. Interrupted upgrades leave several marked deployed.
+func pick(revisions []record) []record {
+	slices.SortFunc(revisions, func(a, b record) int { return cmp.Compare(b.revision, a.revision) })
+	out := revisions[:1:1]
+	for _, r := range revisions {
+		if r.status == "deployed" {
+			if r.revision != out[0].revision {
+				out = append(out, r)
+			}
+			break
+		}
+	}
+	return out
+}
+
+// fetch reads one record whole.
+func (l *liveCluster) fetch(ctx context.Context, rec record) (*release, error) {
+	var body []byte
+	err := l.retry(ctx, rec.driver+" "+rec.namespace+"/"+rec.name, func(ctx context.Context) error {
+		var err error
+		body, err = l.raw.Get().AbsPath("api", "v1", "namespaces", rec.namespace, rec.driver, rec.name).SetHeader("Accept", "application/json").Do(ctx).Raw()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var obj struct {
+		Data map[string]string `json:"data"`
+	}
+	if err := json.Unmarshal(body, &obj); err != nil {
+		return nil, err
+	}
+	data, ok := obj.Data["release"]
+	if !ok {
+		return nil, errors.New("labelled as Helm's, but holds no release")
+	}
+	return parseRelease([]byte(data))
+}
+
+// release judges the manifest and the hooks of one revision.
+func (c *collector) release(rec record, rel *release, what string) {
+	og := origin{what: what, noLines: true, confidence: High, namespace: cmp.Or(rel.Namespace, rec.namespace),
+		source: Source{Type: SourceHelm, Release: rec.release, Revision: rec.revision, Object: rec.driver + " " + rec.namespace + "/" + rec.name},
+		note:   "in " + what + ": the next helm upgrade fails on it"}
+	c.text(og, []byte(rel.Manifest))
+	for i, h := range rel.Hooks {
+		hook := og
+		hook.source.Hook = cmp.Or(h.Name, h.Path, fmt.Sprintf("hooks[%d]", i))
+		hook.source.Path = fmt.Sprintf("hooks[%d]", i)
+		c.text(hook, []byte(h.Manifest))
+	}
+}
