@@ -49,6 +49,8 @@ type record struct {
 	Created  time.Time       `json:"created"`
 	Machines []machineRecord `json:"machines"`
 	LB       *lbRecord       `json:"loadBalancer,omitempty"`
+	// Sysctls are settings of this computer, by path below /proc/sys, as they were before the first network.
+	Sysctls map[string]string `json:"sysctls,omitempty"`
 }
 
 type machineRecord struct {
