@@ -425,8 +425,8 @@ func conformUpload(t *testing.T, h host.Host) {
 			}
 		})
 	}
-	if _, ok := any(h).(*Fake); ok {
-		return // what follows looks at a real disk
+	if _, ok := h.(interface{ Files() []string }); ok {
+		return // a Fake; what follows looks at a real disk
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil {

@@ -167,11 +167,17 @@ func (s *SSHServer) DropAll() {
 	}
 }
 
-// Freeze stops (or resumes) reading and writing on every connection, as an unplugged cable would.
-func (s *SSHServer) Freeze(on bool) { s.frozen.Store(on) }
+// Freeze makes the server silent on every connection from now on, as an unplugged cable would.
+func (s *SSHServer) Freeze() { s.frozen.Store(true) }
+
+// Thaw lets new connections speak; the frozen ones have lost bytes and are of no use any more.
+func (s *SSHServer) Thaw() { s.frozen.Store(false) }
 
 // Peak is the highest number of sessions that were open at one time.
 func (s *SSHServer) Peak() int { return int(s.peak.Load()) }
+
+// Running is how many sessions are open.
+func (s *SSHServer) Running() int { return int(s.sessions.Load()) }
 
 // Logins is how many connections got as far as a login.
 func (s *SSHServer) Logins() int { return int(s.logins.Load()) }
@@ -266,20 +272,22 @@ func (s *SSHServer) session(ch ssh.Channel, reqs <-chan *ssh.Request) {
 			}
 		}
 		_ = r.Reply(true, nil)
+		closed := make(chan struct{})
 		go func() {
+			defer close(closed)
 			// Like an old sshd: signal requests are ignored.
 			for r := range reqs {
 				_ = r.Reply(false, nil)
 			}
 		}()
-		s.command(ch, m.Command)
+		s.command(ch, m.Command, closed)
 		return
 	}
 }
 
 // command does as sshd does: a session (and process group) of its own, pipes, the exit status as soon
-// as the command has ended, the end of the channel when its streams have.
-func (s *SSHServer) command(ch ssh.Channel, command string) {
+// as the command has ended, the end of the channel when its streams have or the client closes it.
+func (s *SSHServer) command(ch ssh.Channel, command string, closed <-chan struct{}) {
 	cmd := exec.Command("/bin/sh", "-c", s.Prelude+"\n"+command) //nolint:gosec,noctx // a test server
 	cmd.Env = s.Env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -303,10 +311,15 @@ func (s *SSHServer) command(ch ssh.Channel, command string) {
 		_, _ = io.Copy(stdin, ch)
 		_ = stdin.Close()
 	}()
+	go func() {
+		<-closed
+		_ = outR.Close()
+		_ = errR.Close()
+	}()
 	var streams sync.WaitGroup
 	streams.Go(func() { _, _ = io.Copy(ch, outR); _ = outR.Close() })
 	streams.Go(func() { _, _ = io.Copy(ch.Stderr(), errR); _ = errR.Close() })
-	err = cmd.Wait()
+	_ = cmd.Wait() // the process state says it all
 	s.mu.Lock()
 	delete(s.cmds, cmd)
 	s.mu.Unlock()
@@ -322,7 +335,6 @@ func (s *SSHServer) command(ch ssh.Channel, command string) {
 		_, _ = ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{uint32(cmd.ProcessState.ExitCode())})) //nolint:gosec // 0 to 255
 	}
 	streams.Wait()
-	_ = err
 }
 
 func signalName(s syscall.Signal) string {
