@@ -332,10 +332,9 @@ func (c *etcdCluster) lag(m *member) uint64 {
 	return top - min(top, m.status.RaftAppliedIndex)
 }
 
-// choose gives the healthiest member to read a snapshot from: a follower that
-// is up to date before the leader, which has more to do. Findings that stand
-// in the way are given unless accept names them.
-func (c *etcdCluster) choose(ctx context.Context, accept []string) (*member, []Blocker, error) {
+// best gives the healthiest member to read a snapshot from: a follower that is
+// up to date before the leader, which has more to do. nil when none will do.
+func (c *etcdCluster) best() *member {
 	var ok []*member
 	for _, m := range c.members {
 		if m.err == nil && !m.status.IsLearner && m.status.Leader != 0 {
@@ -343,16 +342,24 @@ func (c *etcdCluster) choose(ctx context.Context, accept []string) (*member, []B
 		}
 	}
 	if len(ok) == 0 {
-		return nil, nil, errors.New("no etcd member that answered is a voting member with a leader: the cluster has no quorum")
+		return nil
 	}
-	slices.SortStableFunc(ok, func(a, b *member) int {
+	return slices.MinFunc(ok, func(a, b *member) int {
 		return cmp.Or(
 			cmp.Compare(boolInt(c.lag(a) > maxLag), boolInt(c.lag(b) > maxLag)),
 			cmp.Compare(boolInt(a.isLeader()), boolInt(b.isLeader())),
 			cmp.Compare(c.lag(a), c.lag(b)),
 		)
 	})
-	m := ok[0]
+}
+
+// choose gives the best member, and what was found. Findings that stand in the
+// way are an error unless accept names them.
+func (c *etcdCluster) choose(ctx context.Context, accept []string) (*member, []Blocker, error) {
+	m := c.best()
+	if m == nil {
+		return nil, nil, errors.New("no etcd member that answered is a voting member with a leader: the cluster has no quorum")
+	}
 	ctx, cancel := context.WithTimeout(ctx, memberTimeout)
 	defer cancel()
 	alarms, err := m.cli.AlarmList(ctx)
