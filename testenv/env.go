@@ -41,7 +41,7 @@ type Options struct {
 type MachineSpec struct {
 	// Name is its host name: an RFC 1123 label of at most 40 characters.
 	Name string
-	// Binds are directories of this computer to show in it.
+	// Binds are directories of this computer to show in it. Those of a machine that exists already stay as they are.
 	Binds []Bind
 }
 
