@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeadm"
 	"github.com/belayops/belay/internal/payload"
@@ -172,9 +171,6 @@ func (u *up) kubeadmCluster() kubeadm.Cluster {
 	}
 }
 
-// unitName names a transient unit on a host; the cluster's identity in it keeps two clusters' work apart.
-func (u *up) unitName(what string) string { return "belay-" + what + "-" + u.state.ID }
-
 // residue says whether init or join left something on the host.
 func residue(ctx context.Context, h host.Host) (bool, error) {
 	f, err := gatherFacts(ctx, h)
@@ -186,8 +182,11 @@ func (u *up) reset(ctx context.Context, n *node) error {
 	if u.joined(n.name) {
 		return fmt.Errorf("%s was a member of the cluster before: it is not reset; look at it with: belay cluster ssh --name %s %s", n.name, u.spec.Name, n.name)
 	}
-	u.emit(event.Event{Type: event.Note, Subject: n.name, Msg: "an earlier attempt did not come to its end; undoing it with kubeadm reset"})
-	if err := u.runUnit(ctx, n, u.unitName("reset"), kubeadm.ResetArgv(n.quirks.IgnorePreflight)); err != nil {
+	u.noteNode(n, "an earlier attempt did not come to its end; undoing it with kubeadm reset")
+	if _, err := u.earlierUnit(ctx, n, "reset", nil); err != nil {
+		return err
+	}
+	if err := u.runUnit(ctx, n, "reset", kubeadm.ResetArgv(n.quirks.IgnorePreflight)); err != nil {
 		return fmt.Errorf("kubeadm reset: %w", err)
 	}
 	return nil
@@ -203,8 +202,8 @@ func (u *up) init(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	unit := u.unitName("init")
-	running, err := unitRunning(ctx, n.h, unit)
+	argv := kubeadm.InitArgv(initConfigFile)
+	done, err := u.earlierUnit(ctx, n, "init", argv)
 	if err != nil {
 		return "", err
 	}
@@ -214,26 +213,23 @@ func (u *up) init(ctx context.Context) (string, error) {
 	}
 	did := "control plane at " + u.state.Endpoint
 	switch {
-	case running:
+	case left && done:
 		did += ", begun by an earlier run"
-		if err := u.runUnit(ctx, n, unit, kubeadm.InitArgv(initConfigFile)); err != nil {
-			return "", err
-		}
-		if err := u.waitAPI(ctx, "init", n, apiWait); err != nil {
-			return "", err
-		}
 	case left && u.waitAPI(ctx, "init", n, leftoverWait) == nil:
 		// The control plane lives. What init does after that may be done again.
-		did += ", completed"
+		did += ", completed after an interruption"
 		if err := n.h.WriteFile(ctx, initConfigFile, config, 0o600); err != nil {
 			return "", err
 		}
 		for _, phase := range kubeadm.LateInitPhases() {
-			if err := u.runUnit(ctx, n, unit, kubeadm.InitPhaseArgv(initConfigFile, phase...)); err != nil {
+			if err := u.runUnit(ctx, n, "init", kubeadm.InitPhaseArgv(initConfigFile, phase...)); err != nil {
 				return "", err
 			}
 		}
 	default:
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
 		if left {
 			if err := u.reset(ctx, n); err != nil {
 				return "", err
@@ -242,12 +238,15 @@ func (u *up) init(ctx context.Context) (string, error) {
 		if err := n.h.WriteFile(ctx, initConfigFile, config, 0o600); err != nil {
 			return "", err
 		}
-		if err := u.runUnit(ctx, n, unit, kubeadm.InitArgv(initConfigFile)); err != nil {
+		if err := u.runUnit(ctx, n, "init", argv); err != nil {
 			return "", err
 		}
-		if err := u.waitAPI(ctx, "init", n, apiWait); err != nil {
-			return "", err
-		}
+	}
+	if err := u.waitAPI(ctx, "init", n, apiWait); err != nil {
+		return "", err
+	}
+	if err := removeFile(ctx, n.h, initConfigFile); err != nil {
+		return "", err
 	}
 	return did, u.record(func(p *progress) {
 		p.Initialized = true
@@ -265,32 +264,29 @@ func (u *up) join(ctx context.Context, n *node) (string, error) {
 		}
 		return "", nil
 	}
-	unit := u.unitName("join")
-	running, err := unitRunning(ctx, n.h, unit)
+	did := "is a member"
+	argv := kubeadm.JoinArgv(joinConfigFile)
+	done, err := u.earlierUnit(ctx, n, "join", argv)
 	if err != nil {
 		return "", err
-	}
-	did := "is a member"
-	if running {
-		did += ", begun by an earlier run"
-		// Its outcome is judged below, like that of one that ended unseen.
-		if err := u.runUnit(ctx, n, unit, kubeadm.JoinArgv(joinConfigFile)); err != nil {
-			u.emit(event.Event{Type: event.Note, Subject: n.name, Msg: "the join that was under way failed: " + err.Error()})
-		}
 	}
 	left, err := residue(ctx, n.h)
 	if err != nil {
 		return "", err
 	}
+	if left && done {
+		return did + ", begun by an earlier run", u.joinedNow(ctx, n)
+	}
+	// Whatever became of an earlier run's join, what holds now is asked of the API and the host.
 	if left {
 		member, why, err := u.api.member(ctx, n)
 		if err != nil {
 			return "", err
 		}
 		if member {
-			return did, u.joinedNow(ctx, n)
+			return did + ", as an earlier run left it", u.joinedNow(ctx, n)
 		}
-		u.emit(event.Event{Type: event.Note, Subject: n.name, Msg: "joined half-way: " + why})
+		u.noteNode(n, "joined half-way: "+why)
 		if err := u.reset(ctx, n); err != nil {
 			return "", err
 		}
@@ -305,7 +301,7 @@ func (u *up) join(ctx context.Context, n *node) (string, error) {
 	if err := n.h.WriteFile(ctx, joinConfigFile, config, 0o600); err != nil {
 		return "", err
 	}
-	if err := u.runUnit(ctx, n, unit, kubeadm.JoinArgv(joinConfigFile)); err != nil {
+	if err := u.runUnit(ctx, n, "join", argv); err != nil {
 		return "", err
 	}
 	return did, u.joinedNow(ctx, n)

@@ -345,6 +345,10 @@ func (u *up) emit(e event.Event) {
 	u.sink.Emit(e)
 }
 
+func (u *up) noteNode(n *node, msg string) {
+	u.emit(event.Event{Type: event.Note, Subject: n.name, Msg: msg})
+}
+
 // under reports what a step waits for.
 func (u *up) under(step string, n *node) func(string) {
 	subject, id := u.spec.Name, step
