@@ -1,0 +1,25 @@
+package preflight
+
+import (
+	"flag"
+	"os"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write docs/checks.md anew")
+
+func TestDocsMatchTheRegistry(t *testing.T) {
+	const path = "../docs/checks.md"
+	if *update {
+		if err := os.WriteFile(path, []byte(Docs()), 0o644); err != nil { //nolint:gosec // documentation
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != Docs() {
+		t.Errorf("%s is not what the registry says; run: go test ./preflight -run TestDocs -update", path)
+	}
+}
