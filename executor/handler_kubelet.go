@@ -17,11 +17,32 @@ import (
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeadm"
 	"github.com/belayops/belay/internal/kubeversion"
+	"github.com/belayops/belay/internal/payload"
 	"github.com/belayops/belay/plan"
 )
 
 // kubelet replaces the programs of one node, restarts its kubelet, and proves that the new one is what runs.
 type kubelet struct{ *task }
+
+// KubeletProcess is met when the kubelet process of a node is of the version: what runs, not what lies on disk.
+func KubeletProcess(m Machines, node string, want kubeversion.V) condition.Condition {
+	return condition.Condition{Name: fmt.Sprintf("the kubelet process of %s to be %s", node, want), Check: func(ctx context.Context) error {
+		h, err := m.Host(ctx, node)
+		if err != nil {
+			return err
+		}
+		k, err := kubeletOf(ctx, h)
+		switch {
+		case err != nil:
+			return err
+		case k.pid == 0:
+			return condition.NotYetf("no kubelet runs; journalctl -u kubelet on %s says why", node)
+		case k.version.Compare(want) != 0:
+			return condition.NotYetf("process %d is %s", k.pid, k.version)
+		}
+		return nil
+	}}
+}
 
 // running is what the machine says of its kubelet.
 type running struct {
@@ -113,7 +134,7 @@ func (h kubelet) swapped(ctx context.Context, m host.Host, k running, v kubevers
 	for _, p := range places(k) {
 		paths = append(paths, p)
 	}
-	sums, err := sumsOf(ctx, m, paths)
+	sums, err := payload.Sums(ctx, m, paths)
 	if err != nil {
 		return 0, err
 	}
@@ -153,7 +174,7 @@ func (h kubelet) Apply(ctx context.Context, s plan.Step) error {
 	}
 	if sum, err := programSum(b, "kubelet"); err != nil {
 		return err
-	} else if sums, err := sumsOf(ctx, m, []string{k.path}); err != nil {
+	} else if sums, err := payload.Sums(ctx, m, []string{k.path}); err != nil {
 		return err
 	} else if sums[k.path] != sum {
 		return fmt.Errorf("%s on %s has sum %s, not %s: the kubelet was not restarted", k.path, s.Node, sums[k.path], sum)
@@ -212,10 +233,7 @@ func (h kubelet) put(ctx context.Context, m host.Host, v kubeversion.V, program,
 func (h kubelet) Verify(s plan.Step) []condition.Condition {
 	want := s.Params.Version
 	return []condition.Condition{
-		{Name: fmt.Sprintf("the kubelet process of %s to be %s", s.Node, want), Check: func(ctx context.Context) error {
-			_, err := h.newKubelet(ctx, s)
-			return err
-		}},
+		KubeletProcess(h.Machines, s.Node, want),
 		{Name: fmt.Sprintf("node %s to report kubelet %s and to be Ready", s.Node, want), Check: func(ctx context.Context) error {
 			since, err := h.newKubelet(ctx, s)
 			if err != nil {

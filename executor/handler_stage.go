@@ -2,12 +2,9 @@ package executor
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path"
 	"slices"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -16,6 +13,7 @@ import (
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeadm"
 	"github.com/belayops/belay/internal/kubeversion"
+	"github.com/belayops/belay/internal/payload"
 	"github.com/belayops/belay/plan"
 )
 
@@ -62,44 +60,29 @@ func (h stage) images(b *bundle.Bundle, node string) []bundle.Image {
 }
 
 type stageMissing struct {
-	programs []string
+	programs []payload.File
 	images   []bundle.Image
 }
 
 // look finds what a node lacks.
-func (h stage) look(ctx context.Context, b *bundle.Bundle, node string) (stageMissing, error) {
+func (h stage) look(ctx context.Context, b *bundle.Bundle, node string) (out stageMissing, err error) {
 	m, err := h.Machines.Host(ctx, node)
 	if err != nil {
-		return stageMissing{}, err
+		return out, err
 	}
-	var out stageMissing
-	var paths []string
+	var files []payload.File
 	for _, p := range stagedPrograms() {
-		paths = append(paths, kubeadm.Staged(b.Version(), p))
-	}
-	sums, err := sumsOf(ctx, m, paths)
-	if err != nil {
-		return stageMissing{}, err
-	}
-	for i, p := range stagedPrograms() {
-		want, err := programSum(b, p)
+		f, err := payload.BundleFile(b, p, kubeadm.Staged(b.Version(), p))
 		if err != nil {
-			return stageMissing{}, err
+			return out, err
 		}
-		if sums[paths[i]] != want {
-			out.programs = append(out.programs, p)
-		}
+		files = append(files, f)
 	}
-	have, err := imagesOf(ctx, m)
-	if err != nil {
-		return stageMissing{}, err
+	if out.programs, err = payload.Differing(ctx, m, files); err != nil {
+		return out, err
 	}
-	for _, i := range h.images(b, node) {
-		if !have[i.Ref] {
-			out.images = append(out.images, i)
-		}
-	}
-	return out, nil
+	out.images, err = payload.MissingImages(ctx, m, h.images(b, node))
+	return out, err
 }
 
 func (h stage) Apply(ctx context.Context, s plan.Step) error {
@@ -133,26 +116,15 @@ func (h stage) node(ctx context.Context, s plan.Step, b *bundle.Bundle, node str
 	if err != nil {
 		return err
 	}
-	for _, p := range miss.programs {
-		h.say(s, "%s: copying %s", node, p)
-		local, err := b.BinaryPath(p)
-		if err != nil {
-			return err
-		}
-		if err := upload(ctx, m, local, kubeadm.Staged(b.Version(), p), 0o755); err != nil {
+	for _, f := range miss.programs {
+		h.say(s, "%s: copying %s", node, path.Base(f.Path))
+		if err := payload.Put(ctx, m, f); err != nil {
 			return err
 		}
 	}
 	for i, img := range miss.images {
 		h.say(s, "%s: image %d of %d: %s", node, i+1, len(miss.images), img.Ref)
-		remote := path.Join(kubeadm.StageDir, b.Version().Bare(), "images", path.Base(img.Path))
-		if err := upload(ctx, m, img.Path, remote, 0o600); err != nil {
-			return err
-		}
-		if _, err := m.Run(ctx, host.Cmd{Argv: []string{"ctr", "--namespace", "k8s.io", "images", "import", remote}}); err != nil {
-			return fmt.Errorf("import %s: %w", img.Ref, err)
-		}
-		if _, err := m.Run(ctx, host.Cmd{Argv: []string{"rm", "-f", remote}}); err != nil {
+		if err := payload.ImportImage(ctx, m, img); err != nil {
 			return err
 		}
 	}
@@ -167,51 +139,6 @@ func (h stage) Verify(s plan.Step) []condition.Condition {
 		}
 		return err
 	}}}
-}
-
-// upload copies a local file.
-func upload(ctx context.Context, m host.Host, local, remote string, mode os.FileMode) (err error) {
-	f, err := os.Open(local)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	st, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	return m.Upload(ctx, remote, f, st.Size(), mode)
-}
-
-// sumsOf gives the SHA-256 sums of files on a machine; those that are missing are left out.
-func sumsOf(ctx context.Context, m host.Host, paths []string) (map[string]string, error) {
-	r, err := m.Run(ctx, host.Cmd{Argv: append([]string{"sha256sum", "--"}, paths...)})
-	out := r.Stdout
-	if exit := (*host.ExitError)(nil); errors.As(err, &exit) && exit.Code == 1 {
-		out, err = exit.Stdout, nil // some file is not there
-	}
-	if err != nil {
-		return nil, err
-	}
-	sums := map[string]string{}
-	for line := range strings.Lines(string(out)) {
-		if sum, name, ok := strings.Cut(strings.TrimSpace(line), "  "); ok {
-			sums[name] = sum
-		}
-	}
-	return sums, nil
-}
-
-func imagesOf(ctx context.Context, m host.Host) (map[string]bool, error) {
-	r, err := m.Run(ctx, host.Cmd{Argv: []string{"ctr", "--namespace", "k8s.io", "images", "list", "--quiet"}})
-	if err != nil {
-		return nil, err
-	}
-	have := map[string]bool{}
-	for line := range strings.Lines(string(r.Stdout)) {
-		have[strings.TrimSpace(line)] = true
-	}
-	return have, nil
 }
 
 // programSum is the sum that the bundle's manifest has for a program.

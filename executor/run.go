@@ -5,10 +5,8 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -200,7 +198,7 @@ func (r *Run) work(ctx context.Context, env Env, l *lease, baseline *cluster.Sta
 	report.Outages = outages()
 	report.Seconds = o.now().Sub(start).Seconds()
 	if err == nil {
-		err = j.Append(runStep, recNote, map[string]string{"state": ended(stateFinished)}, nil)
+		err = j.Append(runStep, recNote, map[string]string{"state": string(stateFinished)}, nil)
 	}
 	interrupted := ctx.Err() != nil
 	cancel(nil)
@@ -254,7 +252,7 @@ func (r *Run) create(baseline *cluster.State, o Options) (unlock func(), err err
 	if err := atomicfile.WriteFile(filepath.Join(r.Dir, planFile), b, 0o600); err != nil {
 		return nil, err
 	}
-	if b, err = json.Marshal(baseline); err != nil {
+	if b, err = cluster.Encode(baseline); err != nil {
 		return nil, fmt.Errorf("write the baseline: %w", err)
 	}
 	if err := atomicfile.WriteFile(filepath.Join(r.Dir, baselineFile), b, 0o600); err != nil {
@@ -297,11 +295,11 @@ func (r *Run) baseline() (*cluster.State, error) {
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", r.ID, err)
 	}
-	var s cluster.State
-	if err := json.Unmarshal(b, &s); err != nil {
+	s, err := cluster.Decode(b)
+	if err != nil {
 		return nil, fmt.Errorf("run %s: %s: %w", r.ID, baselineFile, err)
 	}
-	return &s, nil
+	return s, nil
 }
 
 // Baseline is the state of the cluster when the run began.
@@ -341,6 +339,21 @@ func OpenRun(dir, id string) (*Run, error) {
 	}
 	if newest.Plan, err = plan.Decode(b); err != nil {
 		return nil, fmt.Errorf("run %s: %w", newest.ID, err)
+	}
+	return newest, nil
+}
+
+// NewestRun is the newest run on a cluster; nil when there is none.
+func NewestRun(dir, lineage string) (*Run, error) {
+	runs, err := listRuns(dir)
+	if err != nil {
+		return nil, err
+	}
+	var newest *Run
+	for _, r := range runs {
+		if filepath.Base(filepath.Dir(r.Dir)) == lineage && (newest == nil || newest.ID < r.ID) {
+			newest = r
+		}
 	}
 	return newest, nil
 }
@@ -506,5 +519,3 @@ func (r *Run) Abort(ctx context.Context, env Env, o Options) ([]string, error) {
 	}
 	return append(did, "ended run "+r.ID), r.append(recNote, map[string]string{"state": string(stateAborted)})
 }
-
-var _ = fs.ErrNotExist

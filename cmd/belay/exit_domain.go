@@ -3,12 +3,26 @@ package main
 import (
 	"errors"
 
+	"github.com/belayops/belay/executor"
 	"github.com/belayops/belay/internal/host"
 )
 
 // domainExitCode maps the typed errors of the domain packages.
 func domainExitCode(err error) int {
-	if lost := (*host.LostError)(nil); errors.As(err, &lost) {
+	var (
+		unknown *executor.UnknownError
+		stopped *executor.StoppedError
+		stale   *executor.StaleError
+		lost    *host.LostError
+	)
+	switch {
+	case errors.As(err, &unknown):
+		return exitUnknown
+	case errors.As(err, &stopped):
+		return exitStopped
+	case errors.As(err, &stale):
+		return exitStale
+	case errors.As(err, &lost):
 		return exitUnknown
 	}
 	return exitError
