@@ -43,11 +43,10 @@ kubectl=$("$BELAY" bundle path "$FROM" kubectl)
 run "$kubectl" apply -f "$here/sample.yaml"
 run "$kubectl" -n shop rollout status deployment/web --timeout 120s
 run "$kubectl" -n shop rollout status statefulset/ledger --timeout 120s
-unset KUBECONFIG
 took "sample deployed"
 
-address=$("$BELAY" cluster list -o json | sed -n 's/.*"address": "\([0-9.]*\)".*/\1/p' | head -n 1)
-url=http://$address:30080/
+url=http://$("$kubectl" get nodes -l node-role.kubernetes.io/control-plane -o jsonpath='{.items[0].status.addresses[0].address}'):30080/
+unset KUBECONFIG
 for _ in $(seq 30); do curl -fsS -m 2 "$url" >/dev/null 2>&1 && break; sleep 1; done
 run curl -fsS "$url"
 
@@ -59,7 +58,7 @@ took "check"
 
 run "$BELAY" backup create --cluster "$NAME" --dir "$work/backups"
 backup=$(ls -d "$work"/backups/*/)
-run "$BELAY" backup verify "$backup"
+run "$BELAY" backup verify "$backup" --level restored
 took "backup"
 
 run "$BELAY" plan --cluster "$NAME" --to "$TO" --backup-dir "$work/backups" --out "$work/plan.json"
