@@ -101,10 +101,15 @@ func TestEachCheck(t *testing.T) {
 		{"version-target", "between two half-way", []change{to("1.36.4"), state(ct.Component("cp1", "kube-apiserver", "1.37.2"))}, []string{"fail 1.36.4: node cp1 runs already"}},
 		{"version-target", "another major", []change{to("2.0.0")}, []string{"fail 2.0.0: different major"}},
 		{"version-target", "pre-release", []change{to("1.37.0-rc.1")}, []string{"warn 1.37.0-rc.1: pre-release"}},
-		{"version-target", "bundle there", []change{to("1.37.2"), bundles("1.36.3", "1.37.2")}, nil},
-		{"version-target", "bundle of another patch", []change{to("1.37.2"), bundles("1.37.1")}, []string{"fail 1.37.2: no bundle for hop 1.37.2 (bundles at hand: 1.37.1)"}},
-		{"version-target", "hop between missing", []change{to("1.38.0"), bundles("1.38.0")}, []string{"fail 1.37: no bundle for hop 1.37"}},
-		{"version-target", "hop between any patch", []change{to("1.38.0"), bundles("1.37.1", "1.38.0")}, nil},
+		{"bundles", "no target", nil, []string{"skipped target: no target"}},
+		{"bundles", "nobody looked", []change{to("1.37.2")}, []string{"skipped target: not looked at"}},
+		{"bundles", "managed", []change{to("1.37.2"), bundles(), managed}, []string{"skipped target: managed"}},
+		{"bundles", "none", []change{to("1.37.2"), bundles()}, []string{"fail 1.37.2: (at hand: none)"}},
+		{"bundles", "nowhere to go", []change{to("1.36.3"), bundles()}, []string{"skipped target: no hop"}},
+		{"bundles", "there", []change{to("1.37.2"), bundles("1.36.3", "1.37.2")}, nil},
+		{"bundles", "another patch", []change{to("1.37.2"), bundles("1.37.1")}, []string{"fail 1.37.2: there is no bundle of it (at hand: 1.37.1)"}},
+		{"bundles", "hop between missing", []change{to("1.38.0"), bundles("1.38.0")}, []string{"fail 1.37: hop 1 of 2 goes to 1.37"}},
+		{"bundles", "hop between any patch", []change{to("1.38.0"), bundles("1.37.1", "1.38.0")}, nil},
 
 		{"target-advisories", "none", nil, []string{"skipped target: no target"}},
 		{"target-advisories", "fine", []change{to("1.36.3")}, nil},
@@ -409,7 +414,7 @@ func TestEachCheck(t *testing.T) {
 		if !j[Pass] || !strings.HasPrefix(c.Fails, "never") && !j[Fail] || c.Warns != "" && !j[Warn] {
 			t.Errorf("%s: tests saw %v; want pass, fail and warn as it is documented", c.ID, j)
 		}
-		if !j[Unknown] && !j[Blocked] && c.ID != "version-target" && c.ID != "target-advisories" {
+		if !j[Unknown] && !j[Blocked] && c.ID != "version-target" && c.ID != "target-advisories" && c.ID != "bundles" {
 			t.Errorf("%s: no test of what it says when it does not know", c.ID)
 		}
 	}

@@ -118,37 +118,52 @@ func versionTarget(_ context.Context, in *Input) []Result {
 	if from.Compare(to) == 0 {
 		return append(out, pass(to.Bare(), "every apiserver runs %s already", to))
 	}
-	var way []string
+	way := make([]string, 0, len(hops))
+	for i, m := range hops {
+		way = append(way, hopName(m, i == len(hops)-1, to))
+	}
+	return passIfClean(out, to.Bare(), "from %s in %s: %s", from, plural(len(hops), "hop"), strings.Join(way, ", "))
+}
+
+// hopName is a minor, or the target itself for the last hop.
+func hopName(m kubeversion.Minor, last bool, to kubeversion.V) string {
+	if last {
+		return to.Bare()
+	}
+	return m.String()
+}
+
+func bundlesAtHand(_ context.Context, in *Input) []Result {
+	to := in.Goal.Target
+	switch {
+	case to.IsZero():
+		return []Result{skipped("target", "no target was given")}
+	case in.managed():
+		return []Result{skipped("target", "the control plane is managed: its provider upgrades it")}
+	case in.Goal.Bundles == nil:
+		return []Result{skipped("target", "bundles were not looked at")}
+	}
+	from := lowest(in.State)
+	hops, err := kubeversion.Hops(from, to)
+	if err != nil || from.Compare(to) == 0 {
+		return []Result{skipped("target", "no hop is to be made")}
+	}
+	var out []Result
 	for i, m := range hops {
 		last := i == len(hops)-1
-		step := m.String()
-		if last {
-			step = to.Bare()
-		}
-		way = append(way, step)
-		if in.Goal.Bundles == nil {
-			continue
-		}
 		have := slices.ContainsFunc(in.Goal.Bundles, func(v kubeversion.V) bool {
 			return last && v.Compare(to) == 0 || !last && v.MinorVersion() == m
 		})
-		if !have {
-			out = append(out, finding(Fail, step, "belay bundle build --version "+bundleFor(step), "there is no bundle for hop %s (bundles at hand: %s)", step, versions(in.Goal.Bundles)))
+		if step := hopName(m, last, to); !have {
+			out = append(out, finding(Fail, step, "belay bundle build "+bundleFor(step), "hop %d of %d goes to %s, and there is no bundle of it (at hand: %s)", i+1, len(hops), step, versions(in.Goal.Bundles)))
 		}
 	}
-	msg := fmt.Sprintf("%s in %s: %s", from, plural(len(hops), "hop"), strings.Join(way, ", "))
-	if in.Goal.Bundles == nil {
-		msg += "; bundles were not looked at"
-	}
-	if len(out) == 0 {
-		return []Result{pass(to.Bare(), "from %s", msg)}
-	}
-	return out
+	return passIfClean(out, to.Bare(), "one for each of %s", plural(len(hops), "hop"))
 }
 
 func bundleFor(step string) string {
 	if strings.Count(step, ".") == 1 {
-		return step + ".x (its newest patch)"
+		return step + ".x, with x its newest patch"
 	}
 	return step
 }

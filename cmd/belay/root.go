@@ -51,10 +51,9 @@ stdout carries data, stderr carries progress and words.`,
 			root.AddCommand(c)
 		}
 	}
-
 	add("bring", newClusterCmd(d), newBundleCmd(d))
 	add("upgrade", newBackupCmd(d), newPlanCmd(d), newApplyCmd(d), newResumeCmd(d), newStatusCmd(d), newAbortCmd(d))
-	add("look", newAPICmd(d))
+	add("look", newCheckCmd(d), newStateCmd(d), newAPICmd(d))
 	add("look", newVerifyCmd(d))
 	root.AddCommand(newVersionCmd(d), newDocsCmd(d))
 	root.AddCommand(&cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: strings.TrimSpace(exitCodesText())})
