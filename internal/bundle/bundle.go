@@ -255,13 +255,13 @@ func (b *Bundle) Verify(ctx context.Context, sink event.Sink) error {
 	for i, f := range b.manifest.Files {
 		listed[f.Path] = true
 		err := checkFile(ctx, filepath.Join(b.dir, filepath.FromSlash(f.Path)), f)
-		e := event.Event{Type: event.StepDone, Run: run, Step: f.Path, Subject: f.Path, Index: i + 1, Total: total, Elapsed: time.Since(start), Msg: "as the manifest says"}
+		e := event.Event{Type: event.StepProgress, Run: run, Step: "verify", Subject: f.Path, Index: i + 1, Total: total, Elapsed: time.Since(start), Msg: f.Path + " is as the manifest says"}
 		if err != nil {
 			if ctx.Err() != nil {
 				return fmt.Errorf("verify bundle %s: %w", b.dir, ctx.Err())
 			}
 			errs = append(errs, err)
-			e.Type, e.Msg, e.Err = event.StepFailed, "not as the manifest says", err.Error()
+			e.Type, e.Step, e.Msg, e.Err = event.StepFailed, f.Path, f.Path+" is not as the manifest says", err.Error()
 		}
 		sink.Emit(e)
 	}

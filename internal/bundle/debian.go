@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -363,14 +364,21 @@ func (t *tree) find(n string) (string, error) {
 
 // neededBy lists the libraries and the interpreter of an ELF file; a file that is none needs nothing.
 func neededBy(file string) (_ []string, err error) {
-	f, err := elf.Open(file)
-	if formatErr := (*elf.FormatError)(nil); errors.As(err, &formatErr) {
-		return nil, nil
-	}
+	in, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
+	defer func() { err = errors.Join(err, in.Close()) }()
+	magic := make([]byte, len(elf.ELFMAG))
+	if _, err := in.ReadAt(magic, 0); errors.Is(err, io.EOF) || err == nil && string(magic) != elf.ELFMAG {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	f, err := elf.NewFile(in)
+	if err != nil {
+		return nil, err
+	}
 	var needed []string
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {

@@ -85,9 +85,9 @@ func componentOf(image string) string {
 
 // etcdVersion gives etcd's version for a tag of its image: 3.6.8-0 is v3.6.8 (the last number counts the image's own changes).
 func etcdVersion(tag string) (kubeversion.V, error) {
-	number, _, _ := strings.Cut(tag, "-")
+	number, revision, ok := strings.Cut(tag, "-")
 	v, err := kubeversion.Parse(number)
-	if err != nil || v.Pre != "" {
+	if err != nil || !ok || strings.Trim(revision, "0123456789") != "" || revision == "" {
 		return kubeversion.V{}, fmt.Errorf("tag %q of the etcd image is not of the form 3.6.8-0", tag)
 	}
 	return v, nil

@@ -24,6 +24,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/kubeversion"
 )
 
 // Release says where the public release sites are. The zero value is the real
@@ -215,7 +216,7 @@ type versionedUnit struct {
 
 // etcdStepUnits gives the pull of an older etcd, when this hop needs one; see etcdStep.
 func (s *release) etcdStepUnits(ctx context.Context, etcd imageRef, version string) (versionedUnit, error) {
-	v, err := etcdVersion(strings.TrimPrefix(version, "v"))
+	v, err := kubeversion.Parse(version)
 	if err != nil {
 		return versionedUnit{}, err
 	}
@@ -235,7 +236,7 @@ func (s *release) etcdStepUnits(ctx context.Context, etcd imageRef, version stri
 	var have []string
 	for _, t := range tags {
 		v, err := etcdVersion(t)
-		if err != nil || !strings.Contains(t, "-") {
+		if err != nil {
 			continue // signatures and pre-releases
 		}
 		if old, ok := newest[v.String()]; !ok || len(t) > len(old) || len(t) == len(old) && t > old {

@@ -1,0 +1,249 @@
+package bundle
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/belayops/belay/internal/event"
+)
+
+func TestBuildMakesEachFileOnce(t *testing.T) {
+	root := t.TempDir()
+	src := newFakeSource()
+	var rec event.Recorder
+	b, err := Build(t.Context(), Options{Version: testVersion, Root: root, Sink: &rec, source: src})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Verify(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	for name, n := range src.count() {
+		if n != 1 {
+			t.Errorf("%s was made %d times", name, n)
+		}
+	}
+	if _, err := os.Stat(b.Dir() + partialSuffix); err == nil {
+		t.Error("the partial directory is still there")
+	}
+	var started []event.Event
+	for _, e := range rec.Events() {
+		if e.Type == event.StepStarted {
+			started = append(started, e)
+		}
+	}
+	if len(started) != 6 || started[1].Index != 2 || started[1].Total != 6 || !strings.Contains(started[1].Msg, "4 left") {
+		t.Errorf("progress: %+v", started)
+	}
+
+	// Another build finds it and makes nothing.
+	again, err := Build(t.Context(), Options{Version: testVersion, Root: root, source: src})
+	if err != nil || again.Digest() != b.Digest() || src.count()["bin/kubelet"] != 1 {
+		t.Errorf("again: %v, made %v", err, src.count())
+	}
+	if _, err := Build(t.Context(), Options{Version: testVersion, Root: root, Source: SourceRelease, source: src}); err == nil || !strings.Contains(err.Error(), b.Dir()) {
+		t.Errorf("from another source: %v", err)
+	}
+}
+
+func TestBuildGivesTheSameBytes(t *testing.T) {
+	if a, b := builtBundle(t), builtBundle(t); a.Digest() != b.Digest() {
+		t.Errorf("%s and %s", a.Digest(), b.Digest())
+	}
+}
+
+func TestBuildGoesOnAfterAFailure(t *testing.T) {
+	root := t.TempDir()
+	src := newFakeSource()
+	full := errors.New("no space left on device")
+	src.fail = map[string]error{"bin/etcd": full}
+	o := Options{Version: testVersion, Root: root, source: src}
+	var rec event.Recorder
+	o.Sink = &rec
+	if _, err := Build(t.Context(), o); !errors.Is(err, full) || !strings.Contains(err.Error(), "bin/etcd") {
+		t.Fatalf("got %v", err)
+	}
+	events := rec.Events()
+	if last := events[len(events)-1]; last.Type != event.RunFinished || last.Err == "" {
+		t.Errorf("last event %+v", last)
+	}
+	if _, err := Find(root, testVersion, ""); err == nil {
+		t.Fatal("a partial bundle was found")
+	}
+	partial := filepath.Join(root, dirName(testVersion, hostArch())+partialSuffix)
+	// A file that was damaged since is made again, one whose input changed too, and what nobody lists goes.
+	writeFile(t, filepath.Join(partial, "bin/kubelet"), "kubelex")
+	writeFile(t, filepath.Join(partial, "bin/stale"), "from an older belay")
+	src.fail = nil
+	b, err := Build(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := src.count(); got["bin/kubeadm"] != 1 || got["bin/kubelet"] != 2 || got["bin/etcd"] != 1 {
+		t.Errorf("made %v", got)
+	}
+	if err := b.Verify(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBuildMakesAgainWhatHasOtherInput(t *testing.T) {
+	root := t.TempDir()
+	src := newFakeSource()
+	src.fail = map[string]error{"bin/cni/bridge": errors.New("stop")}
+	o := Options{Version: testVersion, Root: root, source: src}
+	if _, err := Build(t.Context(), o); err == nil {
+		t.Fatal("no error")
+	}
+	src.fail = nil
+	src.content["bin/etcd"] = "a newer etcd"
+	b, err := Build(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := src.count(); got["bin/etcd"] != 2 || got["bin/kubelet"] != 1 {
+		t.Errorf("made %v", got)
+	}
+	if err := b.Verify(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBuildGoesOnAfterAKill(t *testing.T) {
+	root := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childRoot+"="+root)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "reached "+childStop+"\n" {
+		t.Fatalf("child says %q, %v", line, err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+
+	src := newFakeSource()
+	b, err := Build(t.Context(), Options{Version: testVersion, Root: root, source: src})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := src.count(); got["bin/kubelet"] != 0 || got["bin/etcd"] != 1 {
+		t.Errorf("made %v: want only what the killed build had not finished", got)
+	}
+	if err := b.Verify(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// A kill between the manifest and the rename leaves a directory that is complete but for its name.
+func TestBuildGoesOnBeforeTheRename(t *testing.T) {
+	for _, damaged := range []bool{false, true} {
+		b := builtBundle(t)
+		if err := os.Rename(b.Dir(), b.Dir()+partialSuffix); err != nil {
+			t.Fatal(err)
+		}
+		if damaged {
+			writeFile(t, filepath.Join(b.Dir()+partialSuffix, "bin/etcd"), "etcX")
+		}
+		src := newFakeSource()
+		again, err := Build(t.Context(), Options{Version: testVersion, Root: filepath.Dir(b.Dir()), source: src})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again.Digest() != b.Digest() || (len(src.count()) > 0) != damaged {
+			t.Errorf("damaged %v: made %v", damaged, src.count())
+		}
+		if err := again.Verify(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestConcurrentBuildsMakeEachFileOnce(t *testing.T) {
+	root := t.TempDir()
+	src := newFakeSource()
+	inside, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	src.before = func(context.Context, string) {
+		once.Do(func() { close(inside); <-release })
+	}
+	waiting := make(chan struct{})
+	var waits sync.Once
+	sink := event.Func(func(e event.Event) {
+		if e.Type == event.Note && strings.Contains(e.Msg, "waiting") {
+			waits.Do(func() { close(waiting) })
+		}
+	})
+	errs := make(chan error, 2)
+	build := func() {
+		_, err := Build(t.Context(), Options{Version: testVersion, Root: root, Sink: sink, source: src})
+		errs <- err
+	}
+	go build()
+	<-inside
+	go build()
+	select {
+	case <-waiting:
+	case <-time.After(10 * time.Second):
+		t.Error("the second build did not say that it waits")
+	}
+	close(release)
+	for range 2 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	for name, n := range src.count() {
+		if n != 1 {
+			t.Errorf("%s was made %d times", name, n)
+		}
+	}
+}
+
+func TestBuildEndsWithItsContext(t *testing.T) {
+	root := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	src := newFakeSource()
+	src.before = func(_ context.Context, unit string) {
+		if unit == "bin/etcd" {
+			cancel()
+		}
+	}
+	if _, err := Build(ctx, Options{Version: testVersion, Root: root, source: src}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if src.count()["bin/cni/bridge"] != 0 {
+		t.Error("it went on")
+	}
+}
+
+func TestBuildRefusesWhatIsInItsPlace(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, dirName(testVersion, hostArch()))
+	writeFile(t, filepath.Join(dir, "bin", "kubeadm"), "x")
+	if _, err := Build(t.Context(), Options{Version: testVersion, Root: root, source: newFakeSource()}); err == nil || !strings.Contains(err.Error(), "remove the directory") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestBuildSaysWhatKubeadmSaid(t *testing.T) {
+	src := newFakeSource()
+	src.content["bin/kubeadm"] = "#!/bin/sh\necho this version of kubeadm only supports 1.36 >&2\nexit 3\n"
+	if _, err := Build(t.Context(), Options{Version: testVersion, Root: t.TempDir(), source: src}); err == nil || !strings.Contains(err.Error(), "only supports 1.36") {
+		t.Errorf("got %v", err)
+	}
+}

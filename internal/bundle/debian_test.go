@@ -1,0 +1,119 @@
+package bundle
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestParseURIs(t *testing.T) {
+	out := `'http://deb.debian.org/debian/pool/main/i/iptables/iptables_1.8.9-2_amd64.deb' iptables_1.8.9-2_amd64.deb 360192 MD5Sum:33613e9e4c6e917174b3b8a2ae2137cd
+'http://deb.debian.org/debian/pool/main/b/busybox/busybox-static_1.35.0-4%2bb1_amd64.deb' busybox-static_1%3a1.35.0-4+b1_amd64.deb 928188
+`
+	got, err := parseURIs(out)
+	if err != nil || len(got) != 2 || got[0] != (debianPackage{"busybox-static", "1:1.35.0-4+b1"}) || got[1] != (debianPackage{"iptables", "1.8.9-2"}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for _, bad := range []string{"", "Reading package lists...\n", "'http://x' iptables.deb 1\n"} {
+		if got, err := parseURIs(bad); err == nil {
+			t.Errorf("%q: %v without an error", bad, got)
+		}
+	}
+}
+
+func FuzzParseURIs(f *testing.F) {
+	f.Add("'u' a_1_amd64.deb 1 MD5Sum:0\n")
+	f.Fuzz(func(t *testing.T, s string) {
+		pkgs, err := parseURIs(s)
+		if err == nil && len(pkgs) == 0 {
+			t.Error("no packages and no error")
+		}
+	})
+}
+
+// debianTree is a tree such as the packages unpack to, with files that are no programs in place of them.
+func debianTree(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, p := range layerPrograms() {
+		if p == "usr/sbin/nft" {
+			continue
+		}
+		writeFile(t, filepath.Join(root, strings.TrimPrefix(p, "usr/")), "not an ELF file")
+	}
+	for _, p := range []string{"usr/lib/x86_64-linux-gnu/xtables/libxt_comment.so", "etc/iproute2/rt_tables", "usr/share/doc/iptables/copyright", "usr/sbin/nft.real", "usr/bin/unwanted"} {
+		writeFile(t, filepath.Join(root, p), "x")
+	}
+	if err := os.Symlink("nft.real", filepath.Join(root, "usr/sbin/nft")); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func TestChooseEntries(t *testing.T) {
+	entries, err := chooseEntries(debianTree(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]entry{}
+	for _, e := range entries {
+		got[e.name] = e
+	}
+	for name, link := range map[string]string{
+		"usr/sbin/iptables": "xtables-nft-multi", "usr/sbin/ip6tables-legacy-save": "xtables-legacy-multi", "usr/sbin/iptables-nft-restore": "xtables-nft-multi",
+		"usr/bin/sh": "busybox", "bin": "usr/bin", "lib64": "usr/lib64", "usr/sbin/nft": "nft.real",
+	} {
+		if got[name].link != link {
+			t.Errorf("%s links to %q, want %q", name, got[name].link, link)
+		}
+	}
+	for _, want := range []string{"usr/bin/ip", "usr/sbin/nft.real", "usr/lib/x86_64-linux-gnu/xtables/libxt_comment.so", "etc/iproute2/rt_tables", "tmp", "run"} {
+		if _, ok := got[want]; !ok {
+			t.Errorf("%s is missing", want)
+		}
+	}
+	for _, not := range []string{"usr/share/doc/iptables/copyright", "usr/bin/unwanted"} {
+		if _, ok := got[not]; ok {
+			t.Errorf("%s is there", not)
+		}
+	}
+}
+
+func TestChooseEntriesNamesWhatIsMissing(t *testing.T) {
+	root := debianTree(t)
+	if err := os.Remove(filepath.Join(root, "sbin/conntrack")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chooseEntries(root); err == nil || !strings.Contains(err.Error(), "usr/sbin/conntrack") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// The test program itself is an ELF file; what the tree cannot give is named.
+func TestTakeFollowsLibraries(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	needed, err := neededBy(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := &tree{files: map[string]entry{"usr/bin/x": {name: "usr/bin/x", src: self}}}
+	err = tr.take(map[string]entry{}, "usr/bin/x")
+	if (err != nil) != (len(needed) > 0) {
+		t.Errorf("needs %v: %v", needed, err)
+	}
+	for _, n := range needed {
+		name := merged(strings.TrimPrefix(n, "/"))
+		if !filepath.IsAbs(n) {
+			name = "usr/lib/some-triplet/" + n
+		}
+		tr.files[name] = entry{name: name, data: []byte("x"), src: os.DevNull}
+	}
+	chosen := map[string]entry{}
+	if err := tr.take(chosen, "usr/bin/x"); err != nil || len(chosen) != len(needed)+1 {
+		t.Errorf("chose %d files for %v: %v", len(chosen), needed, err)
+	}
+}
