@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -66,7 +67,7 @@ stdout carries data, stderr carries progress and words.`,
 func usageArgs(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(c *cobra.Command, args []string) error {
-			if err := check(c, args); err != nil {
+			if err := errors.Join(check(c, args), c.ValidateFlagGroups()); err != nil {
 				return &usageError{err}
 			}
 			return nil
