@@ -201,11 +201,25 @@ func (u Unit) start(ctx context.Context, h Host) error {
 	case exists && s.Finished() && s.ExitCode >= 200 && s.ExitCode <= 243:
 		// systemd's own codes for what it could not set up (no such program, no such directory). The
 		// failed unit must not pass for the work.
-		return errors.Join(notStarted(u.refused(exit)), ResetUnit(ctx, h, u.Name))
+		why := fmt.Errorf("systemd could not set it up: status %d%s: %w", s.ExitCode, setupStatus(s.ExitCode), u.refused(exit))
+		return errors.Join(notStarted(why), ResetUnit(ctx, h, u.Name))
 	case exists:
 		return nil // somebody else was quicker, or the answer to an earlier attempt was lost
 	}
 	return notStarted(u.refused(exit))
+}
+
+// setupStatus names the codes that a Unit of belay's can run into (systemd.exec(5), "Process Exit Codes").
+func setupStatus(code int) string {
+	switch code {
+	case 200:
+		return " (CHDIR: no such working directory)"
+	case 203:
+		return " (EXEC: the program cannot be run)"
+	case 209:
+		return " (STDOUT: its output file cannot be opened)"
+	}
+	return " (see systemd.exec(5), \"Process Exit Codes\")"
 }
 
 func (u Unit) refused(e *ExitError) error {

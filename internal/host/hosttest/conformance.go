@@ -477,7 +477,11 @@ func conformUpload(t *testing.T, h host.Host) {
 }
 
 func conformDial(t *testing.T, h host.Host) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	listen := "127.0.0.1"
+	if far, ok := h.(interface{ ListenOn() string }); ok {
+		listen = far.ListenOn() // an address of this computer that another machine reaches
+	}
+	ln, err := net.Listen("tcp", net.JoinHostPort(listen, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
