@@ -358,6 +358,11 @@ type Webhook struct {
 	MatchesPods   bool `json:"matchesPods,omitempty"`
 	MatchesNodes  bool `json:"matchesNodes,omitempty"`
 	MatchesLeases bool `json:"matchesLeases,omitempty"`
+	// NamespaceSelector and ObjectSelector narrow what it matches, as kubectl prints selectors; "" matches
+	// everything. MatchConditions counts its CEL conditions, which narrow it in ways that are not looked at.
+	NamespaceSelector string `json:"namespaceSelector,omitempty"`
+	ObjectSelector    string `json:"objectSelector,omitempty"`
+	MatchConditions   int    `json:"matchConditions,omitempty"`
 	// ExemptsKubeSystem says that its namespaceSelector leaves kube-system out.
 	ExemptsKubeSystem bool `json:"exemptsKubeSystem,omitempty"`
 }

@@ -44,6 +44,8 @@ type raw struct {
 	localPV    map[string]bool                // volumes that are tied to a node
 	podClaims  map[string][]string            // "ns/pod" to claims
 	budgets    map[string]labels.Selector     // "ns/budget"
+	// systemLabels are the labels of kube-system; nil when they were not read.
+	systemLabels map[string]string
 }
 
 // api reads everything that the API serves.
@@ -75,7 +77,7 @@ func (ob *observer) api(ctx context.Context) error {
 		{"namespace/" + systemNamespace, func(ctx context.Context) error {
 			ns, err := c.CoreV1().Namespaces().Get(ctx, systemNamespace, metav1.GetOptions{})
 			if err == nil {
-				s.Lineage = string(ns.UID)
+				s.Lineage, r.systemLabels = string(ns.UID), ns.Labels
 			}
 			return err
 		}},
@@ -193,7 +195,7 @@ func (ob *observer) api(ctx context.Context) error {
 			return pages(ctx, ob.o, c.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, func() { validating = nil }, func(l *admissionv1.ValidatingWebhookConfigurationList) {
 				for _, cfg := range l.Items {
 					for _, w := range cfg.Webhooks {
-						validating = append(validating, webhook("ValidatingWebhookConfiguration", cfg.Name, w.Name, w.FailurePolicy, w.ClientConfig, w.TimeoutSeconds, w.Rules, w.NamespaceSelector))
+						validating = append(validating, webhook("ValidatingWebhookConfiguration", cfg.Name, w.Name, w.FailurePolicy, w.ClientConfig, w.TimeoutSeconds, w.Rules, w.NamespaceSelector, w.ObjectSelector, len(w.MatchConditions)))
 					}
 				}
 			})
@@ -202,7 +204,7 @@ func (ob *observer) api(ctx context.Context) error {
 			return pages(ctx, ob.o, c.AdmissionregistrationV1().MutatingWebhookConfigurations().List, func() { mutating = nil }, func(l *admissionv1.MutatingWebhookConfigurationList) {
 				for _, cfg := range l.Items {
 					for _, w := range cfg.Webhooks {
-						mutating = append(mutating, webhook("MutatingWebhookConfiguration", cfg.Name, w.Name, w.FailurePolicy, w.ClientConfig, w.TimeoutSeconds, w.Rules, w.NamespaceSelector))
+						mutating = append(mutating, webhook("MutatingWebhookConfiguration", cfg.Name, w.Name, w.FailurePolicy, w.ClientConfig, w.TimeoutSeconds, w.Rules, w.NamespaceSelector, w.ObjectSelector, len(w.MatchConditions)))
 					}
 				}
 			})
@@ -280,6 +282,13 @@ func (r *raw) finish(ob *observer) {
 			if r.localPV[r.claims[p.Namespace+"/"+claim]] {
 				p.LocalVolume = true
 			}
+		}
+	}
+	for i := range s.Webhooks {
+		w := &s.Webhooks[i]
+		// Labels that were not read may match: then the webhook counts as one that covers kube-system.
+		if sel, err := labels.Parse(w.NamespaceSelector); err == nil && r.systemLabels != nil {
+			w.ExemptsKubeSystem = !sel.Matches(labels.Set(r.systemLabels))
 		}
 	}
 	byNamespace := map[string][]*cluster.Pod{}
@@ -508,7 +517,7 @@ func budget(p *policyv1.PodDisruptionBudget) (cluster.PDB, labels.Selector) {
 }
 
 func webhook(kind, configuration, name string, policy *admissionv1.FailurePolicyType, cc admissionv1.WebhookClientConfig, timeout *int32,
-	rules []admissionv1.RuleWithOperations, namespaces *metav1.LabelSelector,
+	rules []admissionv1.RuleWithOperations, namespaces, objects *metav1.LabelSelector, conditions int,
 ) cluster.Webhook {
 	w := cluster.Webhook{Kind: kind, Configuration: configuration, Name: name, FailurePolicy: string(deref(policy, admissionv1.Fail)), ReadyEndpoints: -1, TimeoutSeconds: deref(timeout, 10)}
 	if cc.Service != nil {
@@ -521,12 +530,16 @@ func webhook(kind, configuration, name string, policy *admissionv1.FailurePolicy
 		w.MatchesNodes = w.MatchesNodes || matches(r, "", "nodes")
 		w.MatchesLeases = w.MatchesLeases || matches(r, "coordination.k8s.io", "leases")
 	}
-	if sel, err := metav1.LabelSelectorAsSelector(namespaces); err == nil && namespaces != nil {
-		// Every namespace carries its name as a label. What other labels kube-system has is not looked at, so
-		// that a selector on those counts as matching.
-		w.ExemptsKubeSystem = !sel.Matches(labels.Set{"kubernetes.io/metadata.name": systemNamespace})
-	}
+	w.NamespaceSelector, w.ObjectSelector, w.MatchConditions = selectorText(namespaces), selectorText(objects), conditions
 	return w
+}
+
+// selectorText gives a selector as kubectl takes it, "" for one that selects everything.
+func selectorText(s *metav1.LabelSelector) string {
+	if s == nil || len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0 {
+		return ""
+	}
+	return metav1.FormatLabelSelector(s)
 }
 
 func matches(r admissionv1.RuleWithOperations, group, resource string) bool {
@@ -570,7 +583,8 @@ func (ob *observer) conversionWebhooks(ctx context.Context) ([]cluster.Webhook, 
 			if token != "" {
 				req = req.Param("continue", token)
 			}
-			return req.DoRaw(ctx)
+			// Not DoRaw: that drops the server's reason for a refusal.
+			return req.Do(ctx).Raw()
 		}()
 		if apierrors.IsResourceExpired(err) && token != "" && !restarted {
 			out, token, restarted = nil, "", true

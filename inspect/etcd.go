@@ -45,6 +45,12 @@ func (ob *observer) etcd(ctx context.Context, machines map[string]host.Host) {
 			apis = append(apis, &s.Nodes[i])
 		}
 	}
+	for _, what := range []string{"nodes", "pods"} {
+		if i := slices.IndexFunc(s.Unread, func(u cluster.Unread) bool { return u.What == what }); i >= 0 && len(apis) == 0 {
+			ob.add(cluster.Unread{What: "etcd", Kind: s.Unread[i].Kind, Why: what + " could not be read, so that it is not known where etcd runs"})
+			return
+		}
+	}
 	if len(apis) == 0 {
 		ob.add(cluster.Unread{What: "etcd", Kind: cluster.UnreadNotFound, Why: "no node runs kube-apiserver as a static pod: the control plane is managed, or of another kind"})
 		return

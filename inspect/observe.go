@@ -87,6 +87,14 @@ func (e *NothingReadError) Error() string {
 // Unwrap gives the first reason.
 func (e *NothingReadError) Unwrap() error { return e.Err }
 
+// Next is a command that shows the same from another side.
+func (e *NothingReadError) Next() string {
+	if kindOf(e.Err) == cluster.UnreadForbidden {
+		return "kubectl auth whoami"
+	}
+	return "kubectl cluster-info"
+}
+
 // Observe reads the whole state. What could not be read is in its Unread, with a nil error. The error is
 // a *NothingReadError when the API gave nothing, and the context's when that ended.
 func Observe(ctx context.Context, src Sources, o Options) (*cluster.State, error) {

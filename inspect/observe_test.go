@@ -196,7 +196,7 @@ func newAPI() *apiServer {
 		status: map[string]int{}, delay: map[string]time.Duration{}, expire: map[string]int{}, limits: map[string][]string{},
 		objects: map[string]runtime.Object{
 			"/version":                       versionInfo{GitVersion: "v1.36.3"},
-			"/api/v1/namespaces/kube-system": &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "lineage-1"}},
+			"/api/v1/namespaces/kube-system": &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "lineage-1", Labels: map[string]string{"kubernetes.io/metadata.name": "kube-system"}}},
 			"/api/v1/namespaces/kube-system/configmaps/kubeadm-config": &corev1.ConfigMap{Data: map[string]string{"ClusterConfiguration": kubeadmV1beta4}},
 		},
 		lists: map[string][]runtime.Object{
@@ -282,7 +282,7 @@ func TestObserveReadsTheAPI(t *testing.T) {
 	if conv.Service != "gone/conv" || conv.ReadyEndpoints != 0 || conv.FailurePolicy != "Fail" {
 		t.Errorf("conversion %+v", conv)
 	}
-	if hook.ReadyEndpoints != 1 || !hook.MatchesPods || hook.MatchesNodes || !hook.ExemptsKubeSystem || hook.FailurePolicy != "Fail" || hook.TimeoutSeconds != 10 {
+	if hook.ReadyEndpoints != 1 || !hook.MatchesPods || hook.MatchesNodes || !hook.ExemptsKubeSystem || hook.FailurePolicy != "Fail" || hook.NamespaceSelector != "kubernetes.io/metadata.name notin (kube-system)" || hook.TimeoutSeconds != 10 {
 		t.Errorf("webhook %+v", hook)
 	}
 	if n := len(a.limits["/api/v1/pods"]); n != 4 {
@@ -355,7 +355,7 @@ func TestObserveListsWhatItCouldNotRead(t *testing.T) {
 			t.Errorf("endpoints of %s: %d, want unknown", w.Service, w.ReadyEndpoints)
 		}
 	}
-	if got["etcd"] != cluster.UnreadNotFound {
+	if got["etcd"] != cluster.UnreadForbidden {
 		t.Errorf("without pods etcd is %q", got["etcd"])
 	}
 }

@@ -222,7 +222,7 @@ func TestEachCheck(t *testing.T) {
 
 		{"etcd-floor", "no target", nil, []string{"skipped etcd: no target"}},
 		{"etcd-floor", "same minor", []change{to("1.36.4")}, nil},
-		{"etcd-floor", "below", []change{to("1.37.2")}, []string{"fail etcd-3.7: members cp1, cp2, cp3 are too old"}},
+		{"etcd-floor", "below", []change{to("1.37.2")}, []string{"fail etcd-3.7: members cp1 (3.6.8), cp2 (3.6.8), cp3 (3.6.8) are too old"}},
 		{"etcd-floor", "above", []change{to("1.37.2"), state(ct.Etcd("3.6.11"))}, nil},
 		{"etcd-floor", "a step is at hand", []change{to("1.37.2"), func(in *Input) { in.Goal.EtcdSteps = []kubeversion.V{kubeversion.MustParse("3.6.14")} }}, []string{"warn etcd-3.7: takes every member to 3.6.14 first"}},
 		{"etcd-floor", "a step that is too old", []change{to("1.37.2"), func(in *Input) { in.Goal.EtcdSteps = []kubeversion.V{kubeversion.MustParse("3.6.10")} }}, []string{"fail etcd-3.7: "}},
@@ -347,6 +347,9 @@ func TestEachCheck(t *testing.T) {
 
 		{"webhooks-fail-closed", "fine", []change{webhookOf(2)}, nil},
 		{"webhooks-fail-closed", "nobody", []change{webhookOf(0)}, []string{"fail policy/p.example.org: every request for pods fails"}},
+		{"webhooks-fail-closed", "nobody, for few", []change{webhookOf(0, func(w *cluster.Webhook) {
+			w.NamespaceSelector, w.ObjectSelector, w.MatchConditions = "guarded=yes", "app=x", 1
+		})}, []string{"fail policy/p.example.org: every request for pods (in namespaces with guarded=yes, with app=x, that meets 1 match condition) fails"}},
 		{"webhooks-fail-closed", "ignores", []change{webhookOf(0, func(w *cluster.Webhook) { w.FailurePolicy = "Ignore" })}, nil},
 		{"webhooks-fail-closed", "one", []change{webhookOf(1)}, []string{"warn policy/p.example.org: no pod can be created, kube-system included"}},
 		{"webhooks-fail-closed", "other objects", []change{webhookOf(0, func(w *cluster.Webhook) { w.MatchesPods = false })}, []string{"warn policy/p.example.org: every request that it matches fails"}},

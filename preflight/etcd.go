@@ -197,7 +197,6 @@ func etcdFloor(_ context.Context, in *Input) []Result {
 		}
 		var low []string
 		var why string
-		var below bool
 		for _, p := range cluster.CheckEtcdFloor(members, next) {
 			switch {
 			case p.Unknown:
@@ -205,15 +204,12 @@ func etcdFloor(_ context.Context, in *Input) []Result {
 			case p.Advice:
 				out = append(out, finding(Warn, name(p.Member), "bring it there first", "%s", p.Message))
 			default:
-				if !slices.Contains(low, name(p.Member)) {
-					low = append(low, name(p.Member))
-				}
+				low = append(low, name(p.Member)+" ("+p.Member.Version.Bare()+")")
 				why = p.Message
-				below = true
 			}
 		}
-		if below {
-			out = append(out, in.floorFinding(hop, next, low, why))
+		if low != nil {
+			out = append(out, in.floorFinding(hop, next, members, low, why))
 		}
 		// What the next hop starts from.
 		for i := range members {
@@ -225,28 +221,30 @@ func etcdFloor(_ context.Context, in *Input) []Result {
 	return passIfClean(out, "etcd", "%s on the way to %s ask for nothing else", plural(len(hops), "hop"), to)
 }
 
-func (in *Input) floorFinding(hop kubeversion.Minor, next kubeversion.V, low []string, why string) Result {
+// floorFinding says once what holds for several members.
+func (in *Input) floorFinding(hop kubeversion.Minor, next kubeversion.V, members []cluster.EtcdMember, low []string, why string) Result {
 	subject := "etcd-" + next.MinorVersion().String()
 	floor, documented := cluster.EtcdFloorFor(next.MinorVersion())
-	if documented {
-		for _, v := range in.Goal.EtcdSteps {
-			prev, _ := next.MinorVersion().Sub(v.MinorVersion())
-			if prev == 1 && !v.Less(floor.Least) {
-				return finding(Warn, subject, "nothing: the plan's first steps do it",
-					"Kubernetes %s brings etcd %s, for which %s too old; belay plan takes every member to %s first. %s", hop, next.Bare(), isOrAre(low), v.Bare(), why)
-			}
+	oneBehind := !slices.ContainsFunc(members, func(m cluster.EtcdMember) bool {
+		n, ok := next.MinorVersion().Sub(m.Version.MinorVersion())
+		return !ok || n > 1 || n < 0
+	})
+	if !documented || !oneBehind {
+		return finding(Fail, subject, "see the guide of that etcd version", "Kubernetes %s brings etcd %s, where %s cannot go: %s", hop, next.Bare(), some(low), why)
+	}
+	msg := fmt.Sprintf("Kubernetes %s brings etcd %s, before which every member has to run %s or later; %s", hop, next.Bare(), floor.Least.Bare(), tooOld(low))
+	for _, v := range in.Goal.EtcdSteps {
+		if n, ok := next.MinorVersion().Sub(v.MinorVersion()); ok && n == 1 && !v.Less(floor.Least) {
+			return finding(Warn, subject, "nothing: the plan does it", "%s. belay plan takes every member to %s first", msg, v.Bare())
 		}
 	}
-	remedy := "bring every member to " + floor.Least.Bare() + " or later of its minor first: set etcd.local.imageTag in ConfigMap kubeadm-config to such an image, run kubeadm upgrade apply at the present version and kubeadm upgrade node on each further control plane node; or take a bundle that carries one"
-	if !documented {
-		remedy = "see the guide of that etcd version"
-	}
-	return finding(Fail, subject, remedy, "Kubernetes %s brings etcd %s, for which %s too old. %s (%s)", hop, next.Bare(), isOrAre(low), why, floor.Source)
+	return finding(Fail, subject, "take a bundle that carries an etcd of "+floor.Least.Bare()+" or later, and belay plan does it; or set etcd.local.imageTag in ConfigMap kubeadm-config to such an image, "+
+		"then kubeadm upgrade apply at the present version and kubeadm upgrade node on each further control plane node", "%s: %s (%s)", msg, floor.Why, floor.Source)
 }
 
-func isOrAre(who []string) string {
+func tooOld(who []string) string {
 	if len(who) == 1 {
-		return "member " + who[0] + " is"
+		return "member " + who[0] + " is too old"
 	}
-	return "members " + some(who) + " are"
+	return "members " + some(who) + " are too old"
 }

@@ -186,6 +186,19 @@ func webhooks(_ context.Context, in *Input) []Result {
 		case len(about) == 0:
 			what = "every request that it matches"
 		}
+		var narrow []string
+		if w.NamespaceSelector != "" {
+			narrow = append(narrow, "in namespaces with "+w.NamespaceSelector)
+		}
+		if w.ObjectSelector != "" {
+			narrow = append(narrow, "with "+w.ObjectSelector)
+		}
+		if w.MatchConditions > 0 {
+			narrow = append(narrow, "that meets "+plural(w.MatchConditions, "match condition"))
+		}
+		if len(narrow) > 0 {
+			what += " (" + strings.Join(narrow, ", ") + ")"
+		}
 		remedy := "bring the pods behind Service " + w.Service + " back, or delete " + w.Kind + " " + w.Configuration
 		switch {
 		case w.ReadyEndpoints < 0:

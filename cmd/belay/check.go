@@ -130,6 +130,9 @@ func (d *deps) checkInput(ctx context.Context, to, stateFile, bundles string) (p
 func checkAgain(cmd *cobra.Command) string {
 	words := []string{cmd.CommandPath()}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Name == "progress" {
+			return
+		}
 		switch v := f.Value.(type) {
 		case pflag.SliceValue:
 			for _, s := range v.GetSlice() {
