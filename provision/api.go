@@ -23,6 +23,7 @@ import (
 	"github.com/belayops/belay/internal/atomicfile"
 	"github.com/belayops/belay/internal/bundle"
 	"github.com/belayops/belay/internal/condition"
+	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/kubeadm"
 	"github.com/belayops/belay/internal/kubeversion"
 )
@@ -103,29 +104,38 @@ func (u *up) waitAPI(ctx context.Context, step string, n *node, timeout time.Dur
 	}}, condition.Options{Timeout: timeout, Interval: pollInterval, Attempt: 10 * time.Second, OnChange: u.under(step, n)})
 }
 
-// checkVersion refuses a cluster that was upgraded since: its nodes must not get older files.
-func (u *up) checkVersion(ctx context.Context) error {
+// compareVersion looks at what a cluster runs that was brought up before. One that was upgraded since is left as it is (true):
+// its nodes must not get older files.
+func (u *up) compareVersion(ctx context.Context) (upgraded bool, err error) {
 	if err := u.waitAPI(ctx, "check", u.first(), apiWait); err != nil {
-		return err
+		return false, err
 	}
 	have, err := u.api.clusterVersion(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	nodes, err := u.api.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return err
+		return false, err
 	}
-	want := u.spec.Version()
-	if have.Compare(want) != 0 {
-		return &VersionError{Name: u.spec.Name, Want: want, Have: have}
-	}
+	// In the middle of an upgrade kubelets, or the control plane, may be ahead of the record.
+	newest := have
 	for _, n := range nodes.Items {
-		if v, err := kubeversion.Parse(n.Status.NodeInfo.KubeletVersion); err == nil && v.Compare(want) > 0 {
-			return &VersionError{Name: u.spec.Name, Want: want, Have: v}
+		if v, err := kubeversion.Parse(n.Status.NodeInfo.KubeletVersion); err == nil && v.Compare(newest) > 0 {
+			newest = v
 		}
 	}
-	return nil
+	want := u.spec.Version()
+	switch {
+	case newest.Compare(want) > 0:
+		u.emit(event.Event{Type: event.Warning, Subject: u.spec.Name, Msg: fmt.Sprintf(
+			"the cluster runs %s by now and %s was asked for; its nodes are left as they are (upgrades are the business of plan and apply)", newest, want)})
+		u.res.Version = newest
+		return true, nil
+	case have.Compare(want) < 0:
+		return false, &VersionError{Name: u.spec.Name, Want: want, Have: have}
+	}
+	return false, u.dir.saveSpec(u.spec)
 }
 
 // clusterVersion is what kubeadm recorded.

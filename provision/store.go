@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -112,15 +113,22 @@ func (d clusterDir) begin(spec *Spec, now time.Time) (*progress, error) {
 		return nil, err
 	}
 	p = &progress{Schema: stateSchema, Name: spec.Name, ID: hex.EncodeToString(id), Created: now.UTC().Truncate(time.Second), Quirks: map[string]Quirks{}}
-	text, err := spec.Encode()
-	if err != nil {
-		return nil, err
-	}
 	// The state is written last: what has none was never begun.
-	if err := atomicfile.WriteFile(d.spec(), text, 0o600); err != nil {
+	if err := d.saveSpec(spec); err != nil {
 		return nil, err
 	}
 	return p, d.saveState(p)
+}
+
+func (d clusterDir) saveSpec(spec *Spec) error {
+	text, err := spec.Encode()
+	if err != nil {
+		return err
+	}
+	if old, err := os.ReadFile(d.spec()); err == nil && bytes.Equal(old, text) {
+		return nil
+	}
+	return atomicfile.WriteFile(d.spec(), text, 0o600)
 }
 
 // ChangedSpecError is an `up` that asks for another cluster than the one of that name.
@@ -141,7 +149,12 @@ func (d clusterDir) checkSpec(spec *Spec, p *progress) error {
 	if err != nil {
 		return err
 	}
-	if fields := old.differences(spec); len(fields) > 0 {
+	fields := old.differences(spec)
+	if p.Up {
+		// The cluster may have been upgraded since, and its file with it: compareVersion asks the cluster itself.
+		fields = slices.DeleteFunc(fields, func(f string) bool { return f == "kubernetesVersion" })
+	}
+	if len(fields) > 0 {
 		return &ChangedSpecError{Name: p.Name, Fields: fields}
 	}
 	return nil

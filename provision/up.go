@@ -101,15 +101,19 @@ func (e *StepError) Next() string {
 	return "belay cluster up --name " + e.Cluster
 }
 
-// VersionError is an Up of a cluster that runs another version by now.
+// VersionError is an Up that asks for a newer version than the cluster runs.
 type VersionError struct {
 	Name       string
 	Want, Have kubeversion.V
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("cluster %s runs %s and %s was asked for: `up` does not change versions; upgrade with plan and apply, or ask for %s",
-		e.Name, e.Have, e.Want, e.Have.Bare())
+	return fmt.Sprintf("cluster %s runs %s and %s was asked for: `up` does not change versions", e.Name, e.Have, e.Want)
+}
+
+// Next is the command that does.
+func (e *VersionError) Next() string {
+	return fmt.Sprintf("belay plan --cluster %s --to %s -o plan.json", e.Name, e.Want.Bare())
 }
 
 // node is one machine of the cluster under way.
@@ -213,8 +217,12 @@ func (u *up) all(ctx context.Context) error {
 		return err
 	}
 	if u.state.Initialized {
-		if err := u.checkVersion(ctx); err != nil {
+		upgraded, err := u.compareVersion(ctx)
+		if err != nil {
 			return &StepError{Cluster: u.spec.Name, Step: "compare versions", Err: err}
+		}
+		if upgraded {
+			return u.step(ctx, "ready", nil, "nodes and addons ready", u.ready)
 		}
 	}
 	if err := u.saveAccess(); err != nil {
@@ -315,6 +323,10 @@ func (u *up) step(ctx context.Context, name string, n *node, msg string, f func(
 	did, err := f(ctx)
 	e.Elapsed = u.now().Sub(start)
 	switch {
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		// Not what went wrong, but a consequence of it.
+		e.Type, e.Msg = event.Note, msg+": stopped"
+		err = &StepError{Cluster: u.spec.Name, Step: msg, Node: nodeName, Err: err}
 	case err != nil:
 		e.Type, e.Err = event.StepFailed, err.Error()
 		err = &StepError{Cluster: u.spec.Name, Step: msg, Node: nodeName, Err: err}

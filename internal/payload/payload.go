@@ -134,16 +134,16 @@ func Put(ctx context.Context, h host.Host, f File) error {
 
 // mirrored gives the path at which a host would see a bundle's file; "" when local is in no bundle.
 func mirrored(local string) string {
-	dir := filepath.Dir(local)
-	for rel := filepath.Base(local); ; rel = path.Join(filepath.Base(dir), rel) {
-		parent := filepath.Dir(dir)
-		if base := filepath.Base(dir); base == "bin" || base == "images" {
+	rel := filepath.Base(local)
+	for dir := filepath.Dir(local); ; dir = filepath.Dir(dir) {
+		base, parent := filepath.Base(dir), filepath.Dir(dir)
+		switch {
+		case base == "bin" || base == "images":
 			return path.Join(MirrorDir, filepath.Base(parent), base, rel)
-		}
-		if parent == dir {
+		case parent == dir:
 			return ""
 		}
-		dir = parent
+		rel = path.Join(base, rel)
 	}
 }
 
