@@ -136,9 +136,6 @@ func (p *Part) tolerate(what string, err error) error {
 	return nil
 }
 
-// maxRestarts bounds how often a list begins anew because its continue token expired.
-const maxRestarts = 5
-
 // eachPage calls list for every page of a list.
 func eachPage(opts metav1.ListOptions, list func(metav1.ListOptions) (metav1.ListInterface, error)) error {
 	for {
@@ -171,7 +168,7 @@ func writeLinesOnce(d *dirWriter, name string, secret bool, produce func(emit fu
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, w.Abort()) }()
-	z, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1))
+	z, err := newCompressor(w)
 	if err != nil {
 		return 0, err
 	}

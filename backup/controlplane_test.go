@@ -226,6 +226,15 @@ func TestBackupIsRestoredAndEveryObjectListed(t *testing.T) {
 			if r.Restore.Resources["configmaps"] < 1200 || r.Restore.Resources["widgets.example.com"] != 120 || r.Restore.Resources["secrets"] != 121 || !r.Restore.Encryption {
 				t.Errorf("restored: %+v", r.Restore)
 			}
+			if got := r.Restore.Compared; got < 50 || got != len(b.Manifest.Resources) {
+				t.Errorf("%d of %d resources were compared with the object part", got, len(b.Manifest.Resources))
+			}
+			if p := b.Manifest.resource("example.com", "widgets"); p == nil || p.Version != "v1beta1" || p.Count != 120 {
+				t.Errorf("widgets are not read at their stored version: %+v", p)
+			}
+			if p := b.Manifest.resource("", "secrets"); p == nil || p.Count != 121 || p.File != "" {
+				t.Errorf("secrets in the clear: %+v", p)
+			}
 			if len(r.Restore.Unserved) != 0 {
 				t.Errorf("prefixes that nothing lists: %v", r.Restore.Unserved)
 			}

@@ -140,6 +140,7 @@ func (c *creation) steps() []createStep {
 		{"etcd", c.etcd},
 		{"nodes", c.nodes},
 		{"releases", c.releases},
+		{"objects", c.objects},
 	}
 }
 

@@ -125,7 +125,9 @@ type ResourcePart struct {
 	// ResourceVersion is the one that the whole list is consistent at.
 	ResourceVersion string `json:"resourceVersion"`
 	Count           int    `json:"count"`
-	File            string `json:"file,omitempty"`
+	// Identities is a digest over namespace, name, UID and resourceVersion of all objects in order.
+	Identities string `json:"identities"`
+	File       string `json:"file,omitempty"`
 	// Restarts counts how often the list had to begin anew as its continue token had expired.
 	Restarts int `json:"restarts,omitempty"`
 }
@@ -178,6 +180,16 @@ func (m *Manifest) Part(name string) *Part {
 	for i := range m.Parts {
 		if m.Parts[i].Name == name {
 			return &m.Parts[i]
+		}
+	}
+	return nil
+}
+
+// resource gives the entry of a resource in the object part, or nil.
+func (m *Manifest) resource(group, name string) *ResourcePart {
+	for i := range m.Resources {
+		if r := &m.Resources[i]; r.Group == group && r.Resource == name {
+			return r
 		}
 	}
 	return nil

@@ -43,6 +43,9 @@ type RestoreReport struct {
 	// Objects were listed, of each resource as many as Resources says.
 	Objects   int            `json:"objects"`
 	Resources map[string]int `json:"resources"`
+	// Compared is how many resources of the object part show the snapshot's very
+	// revision; their objects are those that were listed, by name, UID and resourceVersion.
+	Compared int `json:"compared"`
 	// Unserved counts the keys under prefixes that no served resource reads; the cluster itself did not serve them either.
 	Unserved map[string]int `json:"unserved,omitempty"`
 	// Remote are API groups of aggregated servers, whose objects are not in this etcd.
@@ -180,13 +183,10 @@ func (v *verification) listAll(ctx context.Context, cfg *rest.Config, root strin
 	for _, res := range cat.resources {
 		g.Go(func() error {
 			n := 0
-			var bad []string
+			ids := newIdentityDigest()
 			_, err := client.list(gctx, res.path(), rv, func(raw json.RawMessage) error {
 				n++
-				if id := objectID(raw); id == "" && len(bad) < 3 {
-					bad = append(bad, "an object without name or UID")
-				}
-				return nil
+				return ids.add(raw)
 			})
 			mu.Lock()
 			defer mu.Unlock()
@@ -201,8 +201,11 @@ func (v *verification) listAll(ctx context.Context, cfg *rest.Config, root strin
 				v.problem(Restored, v.m.Etcd.File, "%s cannot be listed: %v", res.id(), err)
 				return nil
 			}
-			for _, b := range bad {
-				v.problem(Restored, v.m.Etcd.File, "%s: %s", res.id(), b)
+			if p := v.m.resource(res.group, res.name); p != nil && p.ResourceVersion == strconv.FormatInt(v.m.Etcd.Revision, 10) {
+				r.Compared++
+				if p.Count != n || p.Identities != ids.sum() {
+					v.problem(Restored, p.File, "%s: the %d objects of the object part are not the %d that the restored apiserver lists", res.id(), p.Count, n)
+				}
 			}
 			prefix := res.storagePrefix(root)
 			want := v.m.Etcd.Counts[prefix]
@@ -236,21 +239,6 @@ func (v *verification) listAll(ctx context.Context, cfg *rest.Config, root strin
 		v.problem(Restored, v.m.Etcd.File, "the apiserver serves no resource over it")
 	}
 	return nil
-}
-
-// objectID gives namespace, name and UID of an encoded object, "" when name or UID is missing.
-func objectID(raw json.RawMessage) string {
-	var o struct {
-		Metadata struct {
-			Namespace string `json:"namespace"`
-			Name      string `json:"name"`
-			UID       string `json:"uid"`
-		} `json:"metadata"`
-	}
-	if err := json.Unmarshal(raw, &o); err != nil || o.Metadata.Name == "" || o.Metadata.UID == "" {
-		return ""
-	}
-	return o.Metadata.Namespace + "/" + o.Metadata.Name + "/" + o.Metadata.UID
 }
 
 // settledCatalogue waits until every custom resource is served: an apiserver

@@ -1,0 +1,220 @@
+package backup
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// objectLines gives the objects of a resource in a backup.
+func objectLines(t *testing.T, b *Backup, group, name string) []map[string]any {
+	t.Helper()
+	p := b.Manifest.resource(group, name)
+	if p == nil || p.File == "" {
+		t.Fatalf("%s.%s is not in the object part", name, group)
+	}
+	r, err := b.Manifest.open(b.Dir, b.Manifest.File(p.File), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var out []map[string]any
+	if err := readLines(r, func(line []byte) error {
+		var o map[string]any
+		out = append(out, nil)
+		err := json.Unmarshal(line, &o)
+		out[len(out)-1] = o
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestObjectsInPagesThatExpire(t *testing.T) {
+	f := newFixture(t)
+	for i := range 25 {
+		f.api.add("v1", "configmaps", "shop", fmt.Sprintf("c%02d", i), map[string]any{"data": map[string]any{"k": "line\nbreak"}})
+	}
+	f.api.pageSize, f.api.expire = 4, 2
+	b := f.create(t)
+	objs := objectLines(t, b, "", "configmaps")
+	if len(objs) != 26 {
+		t.Errorf("%d ConfigMaps, want 26, each once", len(objs))
+	}
+	for _, o := range objs {
+		if o["kind"] != "ConfigMap" || o["apiVersion"] != "v1" {
+			t.Errorf("type of %v: %v %v", o["metadata"], o["apiVersion"], o["kind"])
+		}
+	}
+	restarts := 0
+	for _, r := range b.Manifest.Resources {
+		restarts += r.Restarts
+	}
+	if restarts != 2 {
+		t.Errorf("%d restarts are in the manifest, want 2", restarts)
+	}
+	if r := verify(t, b.Dir, Opened); !r.OK() {
+		t.Errorf("verify: %+v", r.Problems)
+	}
+}
+
+func TestListsThatAlwaysExpireEndInAnError(t *testing.T) {
+	f := newFixture(t)
+	for i := range 9 {
+		f.api.add("v1", "configmaps", "shop", fmt.Sprintf("c%02d", i), map[string]any{})
+	}
+	f.api.pageSize, f.api.expire = 4, 1000
+	if _, err := Create(t.Context(), f.options()); !apierrors.IsResourceExpired(err) {
+		t.Errorf("err = %v", err)
+	}
+	f.nothingLeft(t)
+}
+
+func TestSecretsAreOnlyInEncryptedParts(t *testing.T) {
+	f := newFixture(t)
+	b := f.create(t)
+	if p := b.Manifest.resource("", "secrets"); p == nil || p.Count != 1 || p.File != "" {
+		t.Errorf("secrets: %+v", p)
+	}
+	if p := b.Manifest.Part("objects"); p == nil || !strings.Contains(p.Detail, "1 Secrets left out") {
+		t.Errorf("the part does not say so: %+v", p)
+	}
+}
+
+func TestForbiddenResourceMakesObjectsIncomplete(t *testing.T) {
+	f := newFixture(t)
+	f.api.serve("example.com/v1", "widgets", "Widget", true)
+	f.api.forbidden["/apis/example.com/v1/widgets"] = true
+	b := f.create(t)
+	p := b.Manifest.Part("objects")
+	if p == nil || p.Status != PartIncomplete || len(p.Missing) != 1 || p.Missing[0] != "widgets.example.com: forbidden" {
+		t.Errorf("part: %+v", p)
+	}
+}
+
+func TestMountMap(t *testing.T) {
+	f := newFixture(t)
+	f.api.serve("v1", "pods", "Pod", true)
+	f.api.serve("v1", "persistentvolumeclaims", "PersistentVolumeClaim", true)
+	f.api.serve("v1", "persistentvolumes", "PersistentVolume", false)
+	f.api.serve("storage.k8s.io/v1", "volumeattachments", "VolumeAttachment", false)
+	f.api.add("v1", "persistentvolumeclaims", "shop", "data-db-0", object(`{"spec":{"volumeName":"pv1","storageClassName":"fast","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}},"status":{"phase":"Bound"}}`))
+	f.api.add("v1", "persistentvolumeclaims", "shop", "cache-web-scratch", object(`{"spec":{"volumeName":"pv2"},"status":{"phase":"Bound"}}`))
+	f.api.add("v1", "persistentvolumeclaims", "shop", "waiting", object(`{"spec":{},"status":{"phase":"Pending"}}`))
+	f.api.add("v1", "persistentvolumes", "", "pv1", object(`{"spec":{"capacity":{"storage":"1Gi"},"persistentVolumeReclaimPolicy":"Delete","csi":{"driver":"csi.example.com","volumeHandle":"vol-1"},"claimRef":{"namespace":"shop","name":"data-db-0"}},"status":{"phase":"Bound"}}`))
+	f.api.add("v1", "persistentvolumes", "", "pv2", object(`{"spec":{"nfs":{"server":"10.0.0.1","path":"/x"}},"status":{"phase":"Bound"}}`))
+	f.api.add("v1", "persistentvolumes", "", "pv3", object(`{"spec":{"persistentVolumeReclaimPolicy":"Retain","claimRef":{"namespace":"shop","name":"gone"}},"status":{"phase":"Released"}}`))
+	f.api.add("storage.k8s.io/v1", "volumeattachments", "", "va1", object(`{"spec":{"nodeName":"w1","source":{"persistentVolumeName":"pv1"}},"status":{"attached":true}}`))
+	f.api.add("v1", "pods", "shop", "db-0", object(`{"metadata":{"ownerReferences":[{"kind":"StatefulSet","name":"db","controller":true}]},"spec":{"nodeName":"w1","volumes":[{"name":"data","persistentVolumeClaim":{"claimName":"data-db-0"}}],"containers":[{"name":"db","volumeMounts":[{"name":"data","mountPath":"/var/lib/db","subPath":"a"},{"name":"other","mountPath":"/x"}]}]},"status":{"phase":"Running"}}`))
+	f.api.add("v1", "pods", "shop", "cache-web", object(`{"spec":{"nodeName":"w2","volumes":[{"name":"scratch","ephemeral":{"volumeClaimTemplate":{}}}],"containers":[{"name":"c","volumeMounts":[{"name":"scratch","mountPath":"/s"}]}]},"status":{"phase":"Running"}}`))
+	b := f.create(t)
+	data, err := os.ReadFile(filepath.Join(b.Dir, mountsName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m Mounts
+	if err := json.Unmarshal(data, &m); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.Claims) != 3 || len(m.Unclaimed) != 1 || m.Unclaimed[0].Name != "pv3" || m.Unclaimed[0].Claim != "shop/gone" {
+		t.Fatalf("map: %+v", m)
+	}
+	cache, db, waiting := m.Claims[0], m.Claims[1], m.Claims[2]
+	if cache.Volume == nil || cache.Volume.Driver != "kubernetes.io/nfs" || len(cache.Pods) != 1 || cache.Pods[0].Mounts[0].Path != "/s" {
+		t.Errorf("ephemeral claim: %+v", cache)
+	}
+	if waiting.Phase != "Pending" || waiting.Volume != nil {
+		t.Errorf("pending claim: %+v", waiting)
+	}
+	if db.Volume == nil || db.Volume.Handle != "vol-1" || len(db.Volume.Attachments) != 1 || !db.Volume.Attachments[0].Attached {
+		t.Fatalf("claim: %+v", db)
+	}
+	if p := db.Pods[0]; p.Node != "w1" || p.Owner != "StatefulSet/db" || len(p.Mounts) != 1 || p.Mounts[0] != (At{Container: "db", Path: "/var/lib/db", SubPath: "a"}) {
+		t.Errorf("pod: %+v", p)
+	}
+}
+
+func object(s string) map[string]any {
+	var o map[string]any
+	if err := json.Unmarshal([]byte(s), &o); err != nil {
+		panic(err)
+	}
+	return o
+}
+
+func FuzzDecodeList(f *testing.F) {
+	f.Add([]byte(`{"kind":"PodList","metadata":{"resourceVersion":"7","continue":"x"},"items":[{"metadata":{"name":"a","uid":"u"}}]}`))
+	f.Add([]byte(`{"items":null}`))
+	f.Add([]byte(`{"items":[{]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var meta metav1.ListMeta
+		n := 0
+		err := decodeList(strings.NewReader(string(b)), &meta, func(raw json.RawMessage) error {
+			n++
+			if !json.Valid(raw) {
+				t.Errorf("an item that is not JSON: %q", raw)
+			}
+			return nil
+		})
+		// What is accepted must be what the standard decoder takes it for.
+		if err != nil || !json.Valid(b) {
+			return
+		}
+		var want struct{ Items []json.RawMessage }
+		if json.Unmarshal(b, &want) == nil && strings.Count(string(b), `"items"`) == 1 && len(want.Items) != n {
+			t.Errorf("%d items, want %d", n, len(want.Items))
+		}
+	})
+}
+
+func FuzzParseManifest(f *testing.F) {
+	m := Manifest{Schema: Schema, Parts: []Part{}, Files: []File{{Path: "a/b", SHA256: "00"}}}
+	m.Digest, _ = m.digest()
+	b, err := encode(m)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(`{"schema":"belay.dev/backup/v2"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := parseManifest("manifest.json", b)
+		if err != nil {
+			if !errors.As(err, new(*DamagedError)) && !errors.As(err, new(*FormatError)) {
+				t.Errorf("an error of another type: %v", err)
+			}
+			return
+		}
+		for _, f := range m.Files {
+			if !filepath.IsLocal(filepath.FromSlash(f.Path)) {
+				t.Errorf("path %q leaves the backup", f.Path)
+			}
+		}
+	})
+}
+
+func FuzzPrefix(f *testing.F) {
+	for _, s := range []string{"/registry/pods/a/b", "/registry/services/specs/a/b", "/registry/example.com/widgets/a", "compact_rev_key", "/", "//", "/registry/ranges/serviceips"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, key []byte) {
+		p := Prefix(key)
+		if p == OtherKeys {
+			return
+		}
+		if !strings.HasPrefix(string(key), p) || !strings.HasSuffix(p, "/") {
+			t.Errorf("key %q is counted under %q", key, p)
+		}
+		// No prefix lies within another: counting by range would count twice.
+		if q := Prefix([]byte(p + "x/y/z")); q != p {
+			t.Errorf("prefix %q holds prefix %q", p, q)
+		}
+	})
+}
