@@ -1,6 +1,8 @@
 package provision
 
 import (
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -148,4 +150,20 @@ func FuzzParseSpec(f *testing.F) {
 			t.Fatalf("written and read again it differs in %v\n%s", d, out)
 		}
 	})
+}
+
+func TestExamplesAreValid(t *testing.T) {
+	files, err := filepath.Glob("../examples/cluster/*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("examples: %v, %v", files, err)
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ParseSpec(data); err != nil {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
 }
