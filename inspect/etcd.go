@@ -28,6 +28,9 @@ import (
 	"github.com/belayops/belay/internal/kubeversion"
 )
 
+// errNoAnswer marks a machine that was asked before, in vain.
+var errNoAnswer = errors.New("did not answer")
+
 // etcdAccess is how a control plane's apiserver reaches etcd, and through which machine.
 type etcdAccess struct {
 	host      host.Host
@@ -64,7 +67,7 @@ func (ob *observer) etcd(ctx context.Context, machines map[string]host.Host) {
 	for _, n := range apis {
 		h, ok := machines[n.Name]
 		if !ok {
-			errs = append(errs, fmt.Errorf("the machine of node %s did not answer", n.Name))
+			errs = append(errs, fmt.Errorf("the machine of node %s %w", n.Name, errNoAnswer))
 			continue
 		}
 		w, err := ob.access(ctx, h, n)

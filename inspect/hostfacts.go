@@ -93,7 +93,7 @@ const (
 	codeNotFound = 127
 )
 
-// The controller flag that names where the kubelet's flags come from.
+// runningProcess is the source of flags that are seen in /proc alone.
 const runningProcess = "running process"
 
 func interpret(node string, records []record, before, after time.Time) machine {
@@ -520,8 +520,8 @@ func firstLine(s string) string {
 // oneLine keeps reasons short and on one line.
 func oneLine(s string) string {
 	s = string(bytes.ToValidUTF8([]byte(strings.Join(strings.Fields(s), " ")), []byte("?")))
-	if r := []rune(s); len(r) > 300 {
-		s = string(r[:300]) + "..."
+	if r := []rune(s); len(r) > 600 {
+		s = string(r[:600]) + "..."
 	}
 	return s
 }

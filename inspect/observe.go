@@ -163,7 +163,7 @@ func kindOf(err error) string {
 		return cluster.UnreadLost
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return cluster.UnreadTimeout
-	case errors.As(err, &never):
+	case errors.As(err, &never), errors.Is(err, errNoAnswer):
 		return cluster.UnreadUnreachable
 	}
 	var op *net.OpError

@@ -42,18 +42,19 @@ type apiServer struct {
 }
 
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if d := a.delay[r.URL.Path]; d > 0 {
+		select {
+		case <-r.Context().Done():
+			return
+		case <-time.After(d):
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	fail := func(code int, reason metav1.StatusReason) {
 		w.WriteHeader(code)
 		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code), Reason: reason, Message: string(reason) + " says the test"}) //nolint:gosec // small
-	}
-	if d := a.delay[r.URL.Path]; d > 0 {
-		select {
-		case <-r.Context().Done():
-		case <-time.After(d):
-		}
 	}
 	if code := a.status[r.URL.Path]; code != 0 {
 		fail(code, map[int]metav1.StatusReason{403: metav1.StatusReasonForbidden, 401: metav1.StatusReasonUnauthorized, 500: metav1.StatusReasonInternalError}[code])
@@ -334,13 +335,13 @@ func TestObserveListsWhatItCouldNotRead(t *testing.T) {
 	a.delay["/apis/policy/v1/poddisruptionbudgets"] = time.Minute
 	delete(a.objects, "/api/v1/namespaces/kube-system/configmaps/kubeadm-config")
 	delete(a.lists, "/apis/discovery.k8s.io/v1/namespaces/policy/endpointslices")
-	s, err := observe(t, a, nil, Options{APITimeout: 300 * time.Millisecond, Parallel: 20})
+	s, err := observe(t, a, nil, Options{APITimeout: 2 * time.Second, Parallel: 20})
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := unreadKinds(s)
 	for what, kind := range map[string]string{
-		"pods": cluster.UnreadForbidden, "deployments": cluster.UnreadFailed,
+		"pods": cluster.UnreadForbidden, "deployments": cluster.UnreadFailed, "poddisruptionbudgets": cluster.UnreadTimeout,
 		"configmap/kube-system/kubeadm-config": cluster.UnreadNotFound, "endpointslices/policy/hook": cluster.UnreadNotFound,
 	} {
 		if got[what] != kind {

@@ -126,6 +126,9 @@ func TestEachCheck(t *testing.T) {
 		{"nodes-ready", "pressure", []change{state(ct.Node("w1", func(n *cluster.Node) {
 			n.Conditions = []cluster.NodeCondition{{Type: "DiskPressure", Status: "True", Reason: "KubeletHasDiskPressure"}}
 		}))}, []string{"warn w1/DiskPressure: DiskPressure=True"}},
+		{"nodes-ready", "silent", []change{state(ct.NotReady("w1", "NodeStatusUnknown: silent."), ct.Node("w1", func(n *cluster.Node) {
+			n.Conditions = []cluster.NodeCondition{{Type: "DiskPressure", Status: "Unknown"}}
+		}))}, []string{"fail w1: silent on w1: systemctl status kubelet"}},
 		{"nodes-ready", "none", []change{state(func(s *cluster.State) { s.Nodes = nil })}, []string{"fail nodes: no node"}},
 		{"nodes-ready", "unread", []change{unread("nodes", cluster.UnreadTimeout)}, []string{"blocked nodes: coverage@nodes"}},
 

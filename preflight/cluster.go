@@ -74,6 +74,9 @@ func coverageRemedy(u *cluster.Unread) string {
 	case cluster.UnreadNotAsked:
 		return "say how to reach the machines: --inventory FILE"
 	case cluster.UnreadUnreachable, cluster.UnreadTimeout, cluster.UnreadLost:
+		if u.What == "etcd" {
+			return "see what keeps the control plane's machines from answering, then check again"
+		}
 		if isHost {
 			return "log in to " + name + " by hand with the inventory's user and key; then check again"
 		}
@@ -81,7 +84,7 @@ func coverageRemedy(u *cluster.Unread) string {
 	case cluster.UnreadNotFound:
 		return "see why it is missing, then check again"
 	}
-	return "see the reason, then check again"
+	return "mend what it says, then check again"
 }
 
 // lowest is the oldest apiserver, by static pod where there are any.
@@ -232,14 +235,20 @@ func nodesReady(_ context.Context, in *Input) []Result {
 		if !n.Ready {
 			msg := "node " + n.Name + " is not Ready"
 			if n.ReadyReason != "" {
-				msg += ": " + n.ReadyReason
+				msg += ": " + strings.TrimSuffix(n.ReadyReason, ".")
 			}
+			remedy := "on " + n.Name + ": systemctl status kubelet; journalctl -u kubelet -n 50"
 			if n.Host != nil && n.Host.KubeletActive != "" && n.Host.KubeletActive != "active" {
 				msg += "; systemd says that its kubelet is " + n.Host.KubeletActive
+				remedy = "on " + n.Name + ": journalctl -u kubelet -n 50 says why; systemctl start kubelet"
 			}
-			out = append(out, finding(Fail, n.Name, "on the node: systemctl status kubelet; journalctl -u kubelet -n 50", "%s", msg))
+			out = append(out, finding(Fail, n.Name, remedy, "%s", msg))
 		}
 		for _, c := range n.Conditions {
+			// When the kubelet is silent every condition is unknown, which says nothing more.
+			if !n.Ready && c.Status == "Unknown" {
+				continue
+			}
 			out = append(out, finding(Warn, n.Name+"/"+c.Type, "see: kubectl describe node "+n.Name, "node %s has condition %s=%s (%s)", n.Name, c.Type, c.Status, c.Reason))
 		}
 	}

@@ -201,11 +201,12 @@ func checkTable(w io.Writer, r *preflight.Report, all bool) error {
 		{"ACCEPTED", func(x preflight.Result) bool { return x.Waived }},
 	}
 	for _, s := range sections {
-		for _, x := range r.Results {
-			if !s.of(x) {
-				continue
-			}
+		for _, g := range alike(r.Results, s.of) {
+			x := g[0]
 			p.f("\n%-8s %s\n         %s\n", s.title, x.ID(), x.Message)
+			if len(g) > 1 {
+				p.f("         the same: %s\n", subjects(g[1:]))
+			}
 			if x.Remedy != "" && !x.Waived {
 				p.f("         do: %s\n", x.Remedy)
 			}
@@ -214,22 +215,8 @@ func checkTable(w io.Writer, r *preflight.Report, all bool) error {
 			}
 		}
 	}
-	blocked := make(map[string][]string)
-	var causes []string
-	for _, x := range r.Results {
-		if x.Status != preflight.Blocked || x.Waived {
-			continue
-		}
-		cause := strings.Join(x.Because, ", ")
-		if blocked[cause] == nil {
-			causes = append(causes, cause)
-		}
-		if !slices.Contains(blocked[cause], x.Check) {
-			blocked[cause] = append(blocked[cause], x.Check)
-		}
-	}
-	for _, c := range causes {
-		p.f("\n%-8s by %s\n         not judged: %s\n", "BLOCKED", c, strings.Join(blocked[c], ", "))
+	for _, b := range blockedBy(r.Results) {
+		p.f("\n%-8s by %s\n         not judged: %s\n", "BLOCKED", strings.Join(b.causes, ", "), strings.Join(b.checks, ", "))
 	}
 	if all {
 		p.f("\n")
@@ -251,6 +238,69 @@ func checkTable(w io.Writer, r *preflight.Report, all bool) error {
 	}
 	p.f("\n%s\n", summary(r))
 	return p.err
+}
+
+type block struct{ causes, checks []string }
+
+// blockedBy gathers which checks each gap keeps from judging, and gaps that keep the same checks.
+func blockedBy(rs []preflight.Result) []block {
+	var causes []string
+	checks := make(map[string][]string)
+	for _, x := range rs {
+		if x.Status != preflight.Blocked || x.Waived {
+			continue
+		}
+		cause := strings.Join(x.Because, ", ")
+		if checks[cause] == nil {
+			causes = append(causes, cause)
+		}
+		if !slices.Contains(checks[cause], x.Check) {
+			checks[cause] = append(checks[cause], x.Check)
+		}
+	}
+	var out []block
+	for _, c := range causes {
+		if i := slices.IndexFunc(out, func(b block) bool { return slices.Equal(b.checks, checks[c]) }); i >= 0 {
+			out[i].causes = append(out[i].causes, c)
+			continue
+		}
+		out = append(out, block{[]string{c}, checks[c]})
+	}
+	return out
+}
+
+// alike groups results of one check that say the same of different nodes, so that a property of a hundred nodes is read once.
+func alike(rs []preflight.Result, of func(preflight.Result) bool) [][]preflight.Result {
+	var out [][]preflight.Result
+	at := make(map[string]int)
+	for _, x := range rs {
+		if !of(x) {
+			continue
+		}
+		node, _, _ := strings.Cut(x.Subject, "/")
+		key := x.Check + "\x00" + strings.ReplaceAll(x.Message, node, "\x00")
+		if i, seen := at[key]; seen {
+			out[i] = append(out[i], x)
+			continue
+		}
+		at[key] = len(out)
+		out = append(out, []preflight.Result{x})
+	}
+	return out
+}
+
+// subjects names the first few.
+func subjects(rs []preflight.Result) string {
+	const most = 8
+	var names []string
+	for _, x := range rs[:min(len(rs), most)] {
+		names = append(names, x.Subject)
+	}
+	s := strings.Join(names, ", ")
+	if n := len(rs) - most; n > 0 {
+		s += fmt.Sprintf(" and %d more (-o json names all)", n)
+	}
+	return s
 }
 
 // summary is the last line: the verdict in words.
