@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -168,6 +169,22 @@ func (s *Spec) SetDefaults() {
 	s.KubeProxyMode = cmp.Or(s.KubeProxyMode, DefaultProxyMode)
 	if e := s.ControlPlaneEndpoint; e != "" && !strings.HasPrefix(e, "[") && strings.Count(e, ":") != 1 {
 		s.ControlPlaneEndpoint = net.JoinHostPort(e, strconv.Itoa(apiServerPort))
+	}
+}
+
+// ResolvePaths makes the spec's paths absolute: relative ones are relative to dir, where the file lies; ~/ is home.
+func (s *Spec) ResolvePaths(dir, home string) {
+	paths := []*string{&s.BundleRoot, &s.SSH.KeyFile, &s.SSH.KnownHostsFile}
+	for i := range s.Nodes {
+		paths = append(paths, &s.Nodes[i].SSH.KeyFile, &s.Nodes[i].SSH.KnownHostsFile)
+	}
+	for _, p := range paths {
+		if rest, ok := strings.CutPrefix(*p, "~/"); ok && home != "" {
+			*p = filepath.Join(home, rest)
+		}
+		if *p != "" && !filepath.IsAbs(*p) {
+			*p = filepath.Join(dir, *p)
+		}
 	}
 }
 

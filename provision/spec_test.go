@@ -152,6 +152,15 @@ func FuzzParseSpec(f *testing.F) {
 	})
 }
 
+func TestResolvePaths(t *testing.T) {
+	s := &Spec{BundleRoot: "bundles", SSH: SpecSSH{KeyFile: "~/.ssh/id"}, Nodes: []SpecNode{{SSH: SpecSSH{KeyFile: "/abs", KnownHostsFile: "../known"}}}}
+	s.ResolvePaths("/etc/clusters", "/u/ada")
+	want := &Spec{BundleRoot: "/etc/clusters/bundles", SSH: SpecSSH{KeyFile: "/u/ada/.ssh/id"}, Nodes: []SpecNode{{SSH: SpecSSH{KeyFile: "/abs", KnownHostsFile: "/etc/known"}}}}
+	if !reflect.DeepEqual(s, want) {
+		t.Errorf("got %+v, want %+v", s, want)
+	}
+}
+
 func TestExamplesAreValid(t *testing.T) {
 	files, err := filepath.Glob("../examples/cluster/*.yaml")
 	if err != nil || len(files) < 2 {

@@ -106,6 +106,15 @@ func clusterSpec(d *deps, file, machines, name, version string, named, versioned
 		if err != nil {
 			return nil, usagef("cluster file %s:\n%w", file, err)
 		}
+		dir, err := filepath.Abs(filepath.Dir(file))
+		if err != nil {
+			return nil, err
+		}
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return nil, err
+		}
+		spec.ResolvePaths(dir, home)
 		return spec, nil
 	case machines != "":
 		m, err := provision.ParseMachines(machines)
