@@ -1,0 +1,404 @@
+package apicheck
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// WriteMarkdown writes r for a pull request or a wiki page.
+func (r Report) WriteMarkdown(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# API use, %s to %s: %s\n\n%s\n", r.From, r.To, r.Verdict, r.databaseLine())
+	if len(r.Findings) > 0 {
+		b.WriteString("\n## Findings\n\n| severity | verdict | API | object | where | replacement | remedy |\n|---|---|---|---|---|---|---|\n")
+		for _, f := range r.Findings {
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", f.Severity, cell(f.verdicts()), cell(f.APIVersion+" "+f.Kind), cell(f.object()), cell(f.Source.String()), cell(f.replacement()), cell(f.Remedy))
+		}
+	}
+	if len(r.Coverage.Unreadable) > 0 {
+		b.WriteString("\n## Not read\n\n| what | line | why |\n|---|---|---|\n")
+		for _, u := range r.Coverage.Unreadable {
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", cell(u.What), lineNumber(u.Line), cell(u.Why))
+		}
+	}
+	if len(r.Suppressed) > 0 {
+		b.WriteString("\n## Suppressed\n\n| API | object | where | reason | until |\n|---|---|---|---|---|\n")
+		for _, s := range r.Suppressed {
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", cell(s.Finding.APIVersion+" "+s.Finding.Kind), cell(s.Finding.object()), cell(s.Finding.Source.String()), cell(s.Reason), cell(s.Until))
+		}
+	}
+	b.WriteString("\n## Read\n\n")
+	for _, c := range r.Coverage.Read {
+		fmt.Fprintf(&b, "- %d × %s (%s)\n", c.Count, cell(c.What), cell(c.Why))
+	}
+	if len(r.Coverage.Read) == 0 {
+		b.WriteString("Nothing.\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r Report) databaseLine() string {
+	return fmt.Sprintf("Lifecycle data of %s; newest observed minor %s.", r.Database.Date.Format("2006-01-02"), r.Database.Newest)
+}
+
+func cell(s string) string {
+	return strings.NewReplacer("|", "\\|", "\n", " ", "\r", " ", "<", "&lt;").Replace(s)
+}
+
+func lineNumber(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}
+
+func (f Finding) verdicts() string {
+	s := string(f.Verdict)
+	for _, v := range f.Also {
+		s += ", " + string(v)
+	}
+	return s
+}
+
+func (f Finding) object() string {
+	switch {
+	case f.Name == "":
+		return f.Namespace
+	case f.Namespace == "":
+		return f.Name
+	}
+	return f.Namespace + "/" + f.Name
+}
+
+func (f Finding) replacement() string {
+	if f.Replacement == nil {
+		return ""
+	}
+	s := f.Replacement.APIVersion
+	if f.Replacement.Kind != f.Kind {
+		s += " " + f.Replacement.Kind
+	}
+	if f.Rewrite != "" {
+		s += " (" + string(f.Rewrite) + ")"
+	}
+	return s
+}
+
+// String says where in one line.
+func (s Source) String() string {
+	var parts []string
+	if s.File != "" {
+		p := s.File
+		if s.Line > 0 {
+			p += fmt.Sprintf(":%d", s.Line)
+		}
+		parts = append(parts, p)
+	}
+	if s.Release != "" {
+		parts = append(parts, fmt.Sprintf("release %s revision %d", s.Release, s.Revision))
+	}
+	if s.Hook != "" {
+		parts = append(parts, "hook "+s.Hook)
+	} else if s.Path != "" {
+		parts = append(parts, s.Path)
+	}
+	if s.Object != "" && s.Release == "" {
+		parts = append(parts, s.Object)
+	}
+	if s.Type != SourceFile {
+		parts = append([]string{string(s.Type)}, parts...)
+	}
+	if s.Manager != "" {
+		parts = append(parts, "by "+s.Manager)
+	}
+	if s.User != "" {
+		parts = append(parts, "by "+s.User)
+	}
+	if s.Agent != "" {
+		parts = append(parts, "with "+s.Agent)
+	}
+	if s.Requests > 0 {
+		parts = append(parts, fmt.Sprintf("%d requests", s.Requests))
+	}
+	if s.Time != nil {
+		parts = append(parts, s.Time.Format("2006-01-02 15:04"))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Table gives the findings as rows for people, with their header.
+func (r Report) Table() (header []string, rows [][]string) {
+	header = []string{"SEVERITY", "VERDICT", "HOP", "API", "OBJECT", "REPLACEMENT", "WHERE"}
+	for _, f := range r.Findings {
+		hop := ""
+		if f.Hop.Minor > 0 {
+			hop = f.Hop.String()
+		}
+		rows = append(rows, []string{string(f.Severity), f.verdicts(), hop, f.APIVersion + " " + f.Kind, f.object(), f.replacement(), f.Source.String()})
+	}
+	return header, rows
+}
+
+// Summary is one line for people, and what the whole says.
+func (r Report) Summary() string {
+	count := map[Severity]int{}
+	for _, f := range r.Findings {
+		count[f.Severity]++
+	}
+	read := 0
+	for _, c := range r.Coverage.Read {
+		read += c.Count
+	}
+	s := fmt.Sprintf("%s: %d errors, %d warnings, %d notes; %d things read, %d not", r.Verdict, count[Error], count[Warning], count[Info], read, len(r.Coverage.Unreadable))
+	if len(r.Suppressed) > 0 {
+		s += fmt.Sprintf("; %d suppressed", len(r.Suppressed))
+	}
+	return s + ". " + r.databaseLine()
+}
+
+// The SARIF 2.1.0 format, as far as it is used: https://docs.oasis-open.org/sarif/sarif/v2.1.0/.
+type (
+	sarifLog struct {
+		Schema  string     `json:"$schema"`
+		Version string     `json:"version"`
+		Runs    []sarifRun `json:"runs"`
+	}
+	sarifRun struct {
+		Tool        sarifTool         `json:"tool"`
+		Invocations []sarifInvocation `json:"invocations"`
+		Results     []sarifResult     `json:"results"`
+		ColumnKind  string            `json:"columnKind"`
+	}
+	sarifTool struct {
+		Driver sarifDriver `json:"driver"`
+	}
+	sarifDriver struct {
+		Name           string      `json:"name"`
+		Version        string      `json:"version,omitempty"`
+		InformationURI string      `json:"informationUri"`
+		Rules          []sarifRule `json:"rules"`
+	}
+	sarifRule struct {
+		ID               string       `json:"id"`
+		ShortDescription sarifMessage `json:"shortDescription"`
+		DefaultConfig    sarifConfig  `json:"defaultConfiguration"`
+	}
+	sarifConfig struct {
+		Level string `json:"level"`
+	}
+	sarifMessage struct {
+		Text string `json:"text"`
+	}
+	sarifInvocation struct {
+		ExecutionSuccessful bool                `json:"executionSuccessful"`
+		Notifications       []sarifNotification `json:"toolExecutionNotifications,omitempty"`
+	}
+	sarifNotification struct {
+		Level     string          `json:"level"`
+		Message   sarifMessage    `json:"message"`
+		Locations []sarifLocation `json:"locations,omitempty"`
+	}
+	sarifResult struct {
+		RuleID       string             `json:"ruleId"`
+		RuleIndex    int                `json:"ruleIndex"`
+		Level        string             `json:"level"`
+		Message      sarifMessage       `json:"message"`
+		Locations    []sarifLocation    `json:"locations,omitempty"`
+		Suppressions []sarifSuppression `json:"suppressions,omitempty"`
+	}
+	sarifSuppression struct {
+		Kind          string `json:"kind"`
+		Justification string `json:"justification"`
+	}
+	sarifLocation struct {
+		Physical *sarifPhysical `json:"physicalLocation,omitempty"`
+		Logical  []sarifLogical `json:"logicalLocations,omitempty"`
+	}
+	sarifPhysical struct {
+		Artifact sarifArtifact `json:"artifactLocation"`
+		Region   *sarifRegion  `json:"region,omitempty"`
+	}
+	sarifArtifact struct {
+		URI string `json:"uri"`
+	}
+	sarifRegion struct {
+		StartLine int `json:"startLine"`
+	}
+	sarifLogical struct {
+		FullyQualifiedName string `json:"fullyQualifiedName"`
+		Kind               string `json:"kind,omitempty"`
+	}
+)
+
+// WriteSARIF writes r as SARIF 2.1.0. What was not read becomes a notification, and the run not successful.
+func (r Report) WriteSARIF(w io.Writer, toolVersion string) error {
+	run := sarifRun{ColumnKind: "utf16CodeUnits", Results: []sarifResult{}, Tool: sarifTool{sarifDriver{
+		Name: "belay", Version: toolVersion, InformationURI: "https://github.com/belayops/belay", Rules: []sarifRule{},
+	}}}
+	index := map[string]int{}
+	add := func(f Finding, suppressions []sarifSuppression) {
+		id := "api-" + string(f.Verdict)
+		if _, ok := index[id]; !ok {
+			index[id] = len(run.Tool.Driver.Rules)
+			run.Tool.Driver.Rules = append(run.Tool.Driver.Rules, sarifRule{id, sarifMessage{ruleText[string(f.Verdict)]}, sarifConfig{sarifLevel(severity(f.Verdict))}})
+		}
+		text := f.Message
+		if f.Remedy != "" {
+			text += ". Remedy: " + f.Remedy
+		}
+		run.Results = append(run.Results, sarifResult{RuleID: id, RuleIndex: index[id], Level: sarifLevel(f.Severity), Message: sarifMessage{text}, Locations: f.sarif(), Suppressions: suppressions})
+	}
+	for _, f := range r.Findings {
+		add(f, nil)
+	}
+	for _, s := range r.Suppressed {
+		add(s.Finding, []sarifSuppression{{"external", s.Reason}})
+	}
+	inv := sarifInvocation{ExecutionSuccessful: len(r.Coverage.Unreadable) == 0}
+	for _, u := range r.Coverage.Unreadable {
+		n := sarifNotification{Level: "error", Message: sarifMessage{"not read: " + u.What + ": " + u.Why}}
+		if u.Line > 0 {
+			n.Locations = []sarifLocation{{Physical: &sarifPhysical{sarifArtifact{fileURI(u.What)}, &sarifRegion{u.Line}}}}
+		}
+		inv.Notifications = append(inv.Notifications, n)
+	}
+	run.Invocations = []sarifInvocation{inv}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(sarifLog{Schema: "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json", Version: "2.1.0", Runs: []sarifRun{run}})
+}
+
+var ruleText = map[string]string{
+	"undecodable":     "Stored objects that the target version cannot decode",
+	"removed":         "API that the target version does not serve",
+	"not-yet":         "API that the target version does not serve yet",
+	"unknown-builtin": "Kind of a built-in group that no release is known to serve",
+	"planned":         "API whose removal is planned, not observed",
+	"off-by-default":  "API that is off by default",
+	"deprecated":      "Deprecated API",
+}
+
+func sarifLevel(s Severity) string {
+	if s == Info {
+		return "note"
+	}
+	return string(s)
+}
+
+func (f Finding) sarif() []sarifLocation {
+	var loc sarifLocation
+	if f.Source.File != "" {
+		loc.Physical = &sarifPhysical{Artifact: sarifArtifact{fileURI(f.Source.File)}}
+		if f.Source.Line > 0 {
+			loc.Physical.Region = &sarifRegion{f.Source.Line}
+		}
+	}
+	if name := strings.TrimSpace(f.Kind + " " + f.object()); f.Source.File == "" || f.Name != "" {
+		loc.Logical = []sarifLogical{{FullyQualifiedName: name, Kind: "resource"}}
+	}
+	return []sarifLocation{loc}
+}
+
+// fileURI gives a relative reference for relative paths, as code scanning wants it.
+func fileURI(name string) string {
+	p := filepath.ToSlash(name)
+	u := url.URL{Path: p}
+	if filepath.IsAbs(name) {
+		u.Scheme = "file"
+	}
+	return u.String()
+}
+
+type (
+	junitSuites struct {
+		XMLName  xml.Name     `xml:"testsuites"`
+		Name     string       `xml:"name,attr"`
+		Tests    int          `xml:"tests,attr"`
+		Failures int          `xml:"failures,attr"`
+		Errors   int          `xml:"errors,attr"`
+		Suites   []junitSuite `xml:"testsuite"`
+	}
+	junitSuite struct {
+		Name     string      `xml:"name,attr"`
+		Tests    int         `xml:"tests,attr"`
+		Failures int         `xml:"failures,attr"`
+		Errors   int         `xml:"errors,attr"`
+		Cases    []junitCase `xml:"testcase"`
+	}
+	junitCase struct {
+		Name      string       `xml:"name,attr"`
+		ClassName string       `xml:"classname,attr"`
+		File      string       `xml:"file,attr,omitempty"`
+		Line      int          `xml:"line,attr,omitempty"`
+		Failure   *junitResult `xml:"failure,omitempty"`
+		Error     *junitResult `xml:"error,omitempty"`
+		Output    string       `xml:"system-out,omitempty"`
+	}
+	junitResult struct {
+		Message string `xml:"message,attr"`
+		Type    string `xml:"type,attr"`
+		Text    string `xml:",chardata"`
+	}
+)
+
+// WriteJUnit writes r as JUnit XML: one suite a kind of source; findings of severity info pass with a note, what was
+// not read is an error.
+func (r Report) WriteJUnit(w io.Writer) error {
+	suites := map[string]*junitSuite{}
+	suite := func(name string) *junitSuite {
+		if suites[name] == nil {
+			suites[name] = &junitSuite{Name: name}
+		}
+		return suites[name]
+	}
+	for _, f := range r.Findings {
+		s := suite("api " + string(f.Source.Type))
+		c := junitCase{Name: strings.TrimSpace(f.APIVersion + " " + f.Kind + " " + f.object()), ClassName: f.Source.String(), File: f.Source.File, Line: f.Source.Line}
+		if f.Severity == Info {
+			c.Output = f.Message + "\n" + f.Remedy
+		} else {
+			c.Failure = &junitResult{f.Message, string(f.Verdict), f.Remedy}
+			s.Failures++
+		}
+		s.Tests++
+		s.Cases = append(s.Cases, c)
+	}
+	cover := suite("api coverage")
+	for _, c := range r.Coverage.Read {
+		cover.Tests++
+		cover.Cases = append(cover.Cases, junitCase{Name: fmt.Sprintf("%d × %s", c.Count, c.What), ClassName: c.Why})
+	}
+	for _, u := range r.Coverage.Unreadable {
+		cover.Tests++
+		cover.Errors++
+		cover.Cases = append(cover.Cases, junitCase{Name: u.What, ClassName: "not read", Line: u.Line, Error: &junitResult{u.Why, "not-read", u.Why}})
+	}
+	all := junitSuites{Name: fmt.Sprintf("API use %s to %s", r.From, r.To)}
+	var names []string
+	for n := range suites {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		s := suites[n]
+		all.Tests, all.Failures, all.Errors = all.Tests+s.Tests, all.Failures+s.Failures, all.Errors+s.Errors
+		all.Suites = append(all.Suites, *s)
+	}
+	if _, err := io.WriteString(w, xml.Header); err != nil {
+		return err
+	}
+	enc := xml.NewEncoder(w)
+	enc.Indent("", "  ")
+	if err := enc.Encode(all); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "\n")
+	return err
+}

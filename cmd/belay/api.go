@@ -1,0 +1,244 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/belayops/belay/apicheck"
+	"github.com/belayops/belay/apicheck/lifecycle"
+	"github.com/belayops/belay/internal/kubeversion"
+	"github.com/belayops/belay/internal/render"
+)
+
+func newAPICmd(d *deps) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "api",
+		Short: "Find and repair the use of deprecated and removed APIs",
+		Long: `The use of Kubernetes APIs that an upgrade deprecates, switches off or removes:
+in manifests, charts, audit logs, and in a cluster's objects and Helm releases.`,
+	}
+	cmd.AddCommand(newAPIScanCmd(d))
+	return cmd
+}
+
+// apiScanFlags are what scan, and later verbs, take to say what to read.
+type apiScanFlags struct {
+	from, to     string
+	files        []string
+	auditLogs    []string
+	namespaces   []string
+	only         []string
+	ignore       []string
+	suppressions string
+	cluster      bool
+	chart        apicheck.ChartOptions
+	database     string
+}
+
+func newAPIScanCmd(d *deps) *cobra.Command {
+	var f apiScanFlags
+	var format render.Format
+	cmd := &cobra.Command{
+		Use:   "scan --to VERSION [-f PATH]... [-]",
+		Short: "Say which uses of APIs an upgrade breaks, and what was not read",
+		Long: `Scan judges every use of a Kubernetes API over each minor between the current
+version and the target. With -f it reads files, directories, charts (which it
+renders) and stdin; with --audit-log it reads audit logs; with neither, or with
+--live, it reads the cluster of the kubeconfig: stored objects, last-applied
+configuration, managed fields, Helm releases, and what objects name.
+
+A scan that could not read everything is never clean: its verdict is unknown and
+its exit code 6, whatever else was found. The coverage lists what was not read.
+
+Exit codes: 0 clean; 3 findings of severity warning or error; 6 something was
+not read, so the answer is unknown; 1 and 2 as everywhere.`,
+		Example: `  belay api scan --to 1.37
+  belay api scan --to 1.37 -f deploy/ -f chart.tgz --values prod.yaml
+  helm template shop ./shop | belay api scan --to 1.37 -
+  belay api scan --from 1.31 --to 1.37 -f . -o sarif > scan.sarif
+  belay api scan --to 1.37 --audit-log /var/log/kubernetes/audit.log
+  belay api scan --to 1.37 --ignore 'kind=CronJob,namespace=shop,reason=moves next week,until=2027-03-31'`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, a := range args {
+				if a != "-" {
+					return usagef("unexpected argument %q: name files with -f", a)
+				}
+				f.files = append(f.files, a)
+			}
+			o, err := f.options(d)
+			if err != nil {
+				return err
+			}
+			if f.cluster || len(o.Files)+len(o.AuditLogs) == 0 {
+				if o.RESTConfig, err = d.restConfig(); err != nil {
+					return err
+				}
+			}
+			r, err := apicheck.Scan(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if err := writeScan(d, r, format); err != nil {
+				return err
+			}
+			switch r.Verdict {
+			case apicheck.Findings:
+				return &silentError{code: exitBlocked}
+			case apicheck.Unknown:
+				return &silentError{code: exitUnknown}
+			}
+			return nil
+		},
+	}
+	d.addClusterFlags(cmd)
+	f.add(cmd)
+	render.AddFormatFlag(cmd.Flags(), &format, render.Table, render.JSON, render.YAML, render.Markdown, render.SARIF, render.JUnit)
+	return cmd
+}
+
+func (f *apiScanFlags) add(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.to, "to", "", "Kubernetes version to go to, as 1.37 or 1.37.2 (required)")
+	fl.StringVar(&f.from, "from", "", "Kubernetes version that runs today (default: the cluster's, or the minor before --to)")
+	fl.StringArrayVarP(&f.files, "filename", "f", nil, "manifest file, directory, chart directory or archive, or - for stdin (repeatable)")
+	fl.StringArrayVar(&f.auditLogs, "audit-log", nil, "audit log file in JSON lines, .gz too, or - for stdin (repeatable)")
+	fl.BoolVar(&f.cluster, "live", false, "scan the cluster as well when files are given")
+	fl.StringSliceVarP(&f.namespaces, "namespace", "n", nil, "scan only these namespaces of the cluster")
+	fl.StringSliceVar(&f.only, "only", nil, "keep only findings of these verdicts: removed, deprecated, ...")
+	fl.StringArrayVar(&f.ignore, "ignore", nil, "take findings out: key=pattern,... with keys apiVersion, kind, namespace, name, file, release, source, verdict; reason is required, until=DATE ends it")
+	fl.StringVar(&f.suppressions, "suppressions", "", "file with suppressions (a YAML list \"ignore\")")
+	fl.StringArrayVar(&f.chart.ValueFiles, "values", nil, "values file for charts among the files (repeatable)")
+	fl.StringArrayVar(&f.chart.Set, "set", nil, "value for charts among the files, as helm --set (repeatable)")
+	fl.StringVar(&f.chart.Namespace, "chart-namespace", "", "namespace that charts are rendered for")
+	fl.StringVar(&f.chart.Release, "chart-release", "", "release name that charts are rendered for")
+	fl.StringVar(&f.database, "db", "", "lifecycle database file in place of the built-in one")
+	_ = cmd.MarkFlagRequired("to")
+}
+
+func (f *apiScanFlags) options(d *deps) (apicheck.Options, error) {
+	o := apicheck.Options{Files: f.files, AuditLogs: f.auditLogs, Namespaces: f.namespaces, Stdin: d.in, Events: d.sink(), Now: d.now, Charts: f.chart}
+	var err error
+	if o.To, err = kubeversion.ParseMinor(f.to); err != nil {
+		return o, usagef("--to: %v", err)
+	}
+	if f.from != "" {
+		if o.From, err = kubeversion.ParseMinor(f.from); err != nil {
+			return o, usagef("--from: %v", err)
+		}
+		if o.To.Compare(o.From) < 0 {
+			return o, usagef("--to %s is older than --from %s: downgrades are not judged", o.To, o.From)
+		}
+	}
+	known := []string{"undecodable", "removed", "not-yet", "unknown-builtin", "planned", "off-by-default", "deprecated"}
+	for _, v := range f.only {
+		if !slices.Contains(known, v) {
+			return o, usagef("--only %q: want %s", v, strings.Join(known, ", "))
+		}
+		o.Only = append(o.Only, lifecycle.Verdict(v))
+	}
+	if f.suppressions != "" {
+		data, err := os.ReadFile(f.suppressions)
+		if err != nil {
+			return o, usagef("--suppressions: %v", err)
+		}
+		if o.Suppressions, err = apicheck.ParseSuppressions(data); err != nil {
+			return o, usagef("%s: %v", f.suppressions, err)
+		}
+	}
+	for _, text := range f.ignore {
+		s, err := parseIgnore(text)
+		if err != nil {
+			return o, usagef("--ignore %q: %v", text, err)
+		}
+		o.Suppressions = append(o.Suppressions, s)
+	}
+	if f.database != "" {
+		data, err := os.ReadFile(f.database)
+		if err != nil {
+			return o, usagef("--db: %v", err)
+		}
+		if o.DB, err = lifecycle.Parse(data); err != nil {
+			return o, fmt.Errorf("%s: %w", f.database, err)
+		}
+	}
+	return o, nil
+}
+
+// parseIgnore reads key=pattern pairs. A reason may hold commas: what follows one without a key belongs to it.
+func parseIgnore(text string) (apicheck.Suppression, error) {
+	var s apicheck.Suppression
+	fields := map[string]*string{"apiVersion": &s.APIVersion, "kind": &s.Kind, "namespace": &s.Namespace, "name": &s.Name, "file": &s.File,
+		"release": &s.Release, "source": &s.Source, "verdict": &s.Verdict, "reason": &s.Reason, "until": &s.Until}
+	var last string
+	for _, pair := range strings.Split(text, ",") {
+		k, v, ok := strings.Cut(pair, "=")
+		if (!ok || fields[k] == nil) && last == "reason" {
+			s.Reason += "," + pair
+			continue
+		}
+		if !ok || fields[k] == nil {
+			return s, fmt.Errorf("%q: want key=pattern with a known key", pair)
+		}
+		*fields[k], last = v, k
+	}
+	return s, s.Validate()
+}
+
+func writeScan(d *deps, r apicheck.Report, format render.Format) error {
+	switch format {
+	case render.Markdown:
+		return r.WriteMarkdown(d.out)
+	case render.SARIF:
+		return r.WriteSARIF(d.out, buildVersion().Version)
+	case render.JUnit:
+		return r.WriteJUnit(d.out)
+	}
+	return render.Value(d.out, format, r, func(w io.Writer) error { return scanTable(w, r) })
+}
+
+// scanTable shows findings and gaps to people, each remedy once.
+func scanTable(w io.Writer, r apicheck.Report) error {
+	if header, rows := r.Table(); len(rows) > 0 {
+		if err := render.Rows(w, header, rows); err != nil {
+			return err
+		}
+		fmt.Fprintln(w, "\nWhat to do:")
+		var seen []string
+		for _, f := range r.Findings {
+			line := f.APIVersion + " " + f.Kind + ": " + f.Remedy
+			if f.Remedy != "" && !slices.Contains(seen, line) {
+				seen = append(seen, line)
+				fmt.Fprintln(w, "  "+line)
+			}
+		}
+		fmt.Fprintln(w)
+	}
+	if len(r.Coverage.Unreadable) > 0 {
+		var rows [][]string
+		for _, u := range r.Coverage.Unreadable {
+			what := u.What
+			if u.Line > 0 {
+				what += fmt.Sprintf(":%d", u.Line)
+			}
+			rows = append(rows, []string{what, u.Why})
+		}
+		if err := render.Rows(w, []string{"NOT READ", "WHY"}, rows); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	for _, s := range r.Suppressed {
+		until := ""
+		if s.Until != "" {
+			until = " until " + s.Until
+		}
+		fmt.Fprintf(w, "suppressed%s: %s %s %s: %s\n", until, s.Finding.APIVersion, s.Finding.Kind, s.Finding.Source, s.Reason)
+	}
+	_, err := fmt.Fprintln(w, r.Summary())
+	return err
+}
