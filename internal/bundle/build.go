@@ -353,8 +353,9 @@ func (b *builder) make(ctx context.Context, u unit, key string, report func(stri
 	if err := os.MkdirAll(filepath.Dir(final), 0o755); err != nil {
 		return File{}, err
 	}
-	// The temporary name lies in work/, so that a kill leaves nothing beside finished files.
-	dest := filepath.Join(b.dir, workDir, ".making-"+strings.ReplaceAll(u.name, "/", "_"))
+	// The temporary name lies in work/, so that a kill leaves nothing beside finished files. It is this process' own:
+	// after a kill of belay a compiler may still run, and write to its output when the next build is at it already.
+	dest := filepath.Join(b.dir, workDir, fmt.Sprintf(".making-%d-%s", os.Getpid(), strings.ReplaceAll(u.name, "/", "_")))
 	if err := os.RemoveAll(dest); err != nil {
 		return File{}, err
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -86,7 +87,7 @@ func (s *release) getSmall(ctx context.Context, url string) (data []byte, err er
 // broken connection, or before belay was stopped, is kept and continued.
 func (s *release) fetch(ctx context.Context, url, want, dest string, report func(string)) error {
 	// Named by the sum, so that a file that changed upstream is not continued.
-	part := strings.TrimSuffix(dest, "/") + "." + want[:16] + ".part"
+	part := filepath.Join(filepath.Dir(dest), ".download-"+want)
 	err := s.retried(ctx, url, func(ctx context.Context) error { return s.fetchSome(ctx, url, part, report) })
 	if err != nil {
 		return err

@@ -42,7 +42,12 @@ func (g *gomod) prepare(ctx context.Context) error {
 	if g.goVersion, err = goVersion(ctx); err != nil {
 		return err
 	}
-	return checkSeccomp(ctx)
+	if err := checkSeccomp(ctx); err != nil {
+		return err
+	}
+	// Asked again when the layer is made; here so that nobody waits a quarter of an hour to learn of it.
+	_, err = debianClosure(ctx, g.b.o.Arch)
+	return err
 }
 
 // goVersion asks the go command for its version, "go1.26.8".
