@@ -173,7 +173,7 @@ func (m *mountCollector) volume(o *corev1.PersistentVolume) {
 		Name: o.Name, UID: string(o.UID), Phase: string(o.Status.Phase), Class: o.Spec.StorageClassName,
 		ReclaimPolicy: string(o.Spec.PersistentVolumeReclaimPolicy), AccessModes: modes(o.Spec.AccessModes),
 	}
-	v.Driver, v.Handle = source(&o.Spec.PersistentVolumeSource)
+	v.Driver, v.Handle = volumeSource(&o.Spec.PersistentVolumeSource)
 	if q, ok := o.Spec.Capacity[corev1.ResourceStorage]; ok {
 		v.Capacity = q.String()
 	}
@@ -183,8 +183,8 @@ func (m *mountCollector) volume(o *corev1.PersistentVolume) {
 	m.volumes[v.Name] = v
 }
 
-// source names the driver and what it calls the volume. In-tree kinds have no handle of their own.
-func source(s *corev1.PersistentVolumeSource) (driver, handle string) {
+// volumeSource names the driver and what it calls the volume. In-tree kinds have no handle of their own.
+func volumeSource(s *corev1.PersistentVolumeSource) (driver, handle string) {
 	switch {
 	case s.CSI != nil:
 		return s.CSI.Driver, s.CSI.VolumeHandle

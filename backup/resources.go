@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -270,6 +271,27 @@ func (c *apiClient) page(ctx context.Context, path string, query url.Values, eac
 		return meta, statusError(resp)
 	}
 	return meta, decodeList(resp.Body, &meta, each)
+}
+
+// do makes one request with a body and gives the answer's.
+func (c *apiClient) do(ctx context.Context, method, u, contentType string, body []byte) (json.RawMessage, error) {
+	req, err := http.NewRequestWithContext(ctx, method, u, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", "application/json")
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		return nil, statusError(resp)
+	}
+	return io.ReadAll(io.LimitReader(resp.Body, 64<<20))
 }
 
 // statusError makes the API's error of a response.

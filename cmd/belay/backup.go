@@ -38,7 +38,7 @@ What was proved of it is its level, and each level includes those before it:
   restored       an etcd ran from it, an apiserver of the cluster's version over
                  that, and every object was listed`,
 	}
-	cmd.AddCommand(newBackupCreateCmd(d), newBackupVerifyCmd(d), newBackupListCmd(d))
+	cmd.AddCommand(newBackupCreateCmd(d), newBackupVerifyCmd(d), newBackupListCmd(d), newBackupDiffCmd(d), newBackupRestoreCmd(d))
 	return cmd
 }
 
@@ -138,6 +138,7 @@ func newBackupCreateCmd(d *deps) *cobra.Command {
 	var o backup.Options
 	var recipients []string
 	var passphraseFile string
+	var keep int
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Take a backup of the cluster",
@@ -148,7 +149,7 @@ the control plane nodes of the inventory.
 Without an inventory only what the API shows can be backed up. If something
 could not be read, the backup is incomplete: it is kept, and the exit code is 6.`,
 		Example: `  belay backup create --cluster demo -o backups/
-  belay backup create --inventory hosts.yaml
+  belay backup create --inventory hosts.yaml --keep 7
   belay backup create --inventory hosts.yaml --recipient age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -184,6 +185,15 @@ could not be read, the backup is incomplete: it is kept, and the exit code is 6.
 				return err
 			}
 			fmt.Fprintln(d.out, b.Dir)
+			if keep > 0 {
+				removed, err := backup.Prune(o.Dir, b.Manifest.Lineage, keep)
+				for _, r := range removed {
+					fmt.Fprintf(d.err, "removed %s\n", r)
+				}
+				if err != nil {
+					return err
+				}
+			}
 			if !b.Manifest.Complete() {
 				return &codedError{err: fmt.Errorf("the backup is incomplete: %s", strings.Join(missing(b.Manifest), "; ")), code: exitUnknown, next: "belay backup list -o json"}
 			}
@@ -196,6 +206,7 @@ could not be read, the backup is incomplete: it is kept, and the exit code is 6.
 	f.StringSliceVar(&o.Accept, "accept", nil, "go on in spite of this finding (repeatable; recorded in the manifest)")
 	f.StringArrayVar(&recipients, "recipient", nil, "encrypt what holds secrets for this age public key (repeatable)")
 	f.StringVar(&passphraseFile, "passphrase-file", "", "encrypt what holds secrets with the passphrase in this file, - for stdin")
+	f.IntVar(&keep, "keep", 0, "afterwards remove older backups of this cluster but so many; the newest verified one always stays")
 	f.BoolVar(&o.EncryptAll, "encrypt-all", false, "encrypt every file, not only those that hold secrets")
 	cmd.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
 	d.addClusterFlags(cmd)
@@ -337,4 +348,165 @@ func printBackups(w io.Writer, dir string, entries []backup.Entry) error {
 		rows = append(rows, row)
 	}
 	return render.Rows(w, []string{"NAME", "VERSION", "LEVEL", "VERDICT", "ETCD REVISION", "SIZE", "PROBLEM"}, rows)
+}
+
+func newBackupDiffCmd(d *deps) *cobra.Command {
+	var format render.Format
+	var keys backupKeys
+	var o backup.DiffOptions
+	cmd := &cobra.Command{
+		Use:   "diff DIR [DIR]",
+		Short: "Say what appeared, vanished and changed since a backup",
+		Long: `Compares a backup with another one of the same cluster, or with the live cluster:
+which objects appeared, vanished and changed, and which volume claims are not
+bound, attached and mounted where their pods run, as they were.
+
+Exit code 0 means no difference, 3 means that there are some.`,
+		Example: `  belay backup diff backups/demo-20261201T001530Z --cluster demo
+  belay backup diff backups/demo-20261201T001530Z backups/demo-20261202T001530Z -o json`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if o.Identities, err = keys.open(d); err != nil {
+				return err
+			}
+			o.Sink = d.sink()
+			var r *backup.Diff
+			if len(args) == 2 {
+				r, err = backup.DiffBackups(cmd.Context(), args[0], args[1], o)
+			} else {
+				cfg, cerr := d.restConfig()
+				if cerr != nil {
+					return cerr
+				}
+				r, err = backup.DiffLive(cmd.Context(), args[0], cfg, o)
+			}
+			if err != nil {
+				return err
+			}
+			if err := render.Value(d.out, format, r, func(w io.Writer) error { return printDiff(w, r) }); err != nil {
+				return err
+			}
+			if !r.Empty() {
+				return &silentError{code: exitBlocked}
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.Status, "status", false, "compare status, too")
+	f.BoolVar(&o.All, "all", false, "compare events, leases and endpoints, too, which change all the time")
+	keys.add(f)
+	d.addClusterFlags(cmd)
+	render.AddFormatFlag(f, &format, render.Table, render.JSON, render.YAML)
+	return cmd
+}
+
+func printDiff(w io.Writer, r *backup.Diff) error {
+	var rows [][]string
+	for _, rd := range r.Resources {
+		for _, n := range rd.Appeared {
+			rows = append(rows, []string{"appeared", rd.Resource, n, ""})
+		}
+		for _, n := range rd.Vanished {
+			rows = append(rows, []string{"vanished", rd.Resource, n, ""})
+		}
+		for _, c := range rd.Changed {
+			what := strings.Join(c.Fields, ", ")
+			if c.Recreated {
+				what = strings.TrimSuffix("made anew; "+what, "; ")
+			}
+			rows = append(rows, []string{"changed", rd.Resource, c.Object, what})
+		}
+	}
+	for _, c := range r.Claims {
+		rows = append(rows, []string{"volume", "persistentvolumeclaims", c.Claim, strings.Join(c.Problems, "; ")})
+	}
+	if len(rows) > 0 {
+		if err := render.Rows(w, []string{"WHAT", "RESOURCE", "OBJECT", "DETAIL"}, rows); err != nil {
+			return err
+		}
+	}
+	for _, n := range r.NotCompared {
+		fmt.Fprintf(w, "not compared: %s\n", n)
+	}
+	_, err := fmt.Fprintf(w, "%d differences in %d objects\n", len(rows), r.Compared)
+	return err
+}
+
+func newBackupRestoreCmd(d *deps) *cobra.Command {
+	var format render.Format
+	var keys backupKeys
+	var o backup.RestoreOptions
+	cmd := &cobra.Command{
+		Use:   "restore DIR --objects PATTERN",
+		Short: "Bring objects back from a backup",
+		Long: `Applies selected objects of a backup to the cluster with a server-side apply:
+namespaces and custom resource definitions first, webhooks last. An object that
+is there and differs is left alone unless --overwrite is given. Objects that a
+controller makes are left to it.
+
+A pattern is RESOURCE/NAME for cluster-wide objects and RESOURCE/NAMESPACE/NAME
+for others; each element may have * and ?.`,
+		Example: `  belay backup restore backups/demo-20261201T001530Z --objects 'deployments.apps/shop/*' --dry-run
+  belay backup restore backups/demo-20261201T001530Z --objects namespaces/shop --objects '*/shop/*'`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if len(o.Patterns) == 0 {
+				return usagef("say what to restore: --objects 'deployments.apps/shop/*'")
+			}
+			if o.Identities, err = keys.open(d); err != nil {
+				return err
+			}
+			if o.REST, err = d.restConfig(); err != nil {
+				return err
+			}
+			o.Sink = d.sink()
+			r, err := backup.RestoreObjects(cmd.Context(), args[0], o)
+			if blocked := (*backup.BlockedError)(nil); errors.As(err, &blocked) {
+				return &codedError{err: err, code: exitBlocked}
+			}
+			if err != nil {
+				return err
+			}
+			if err := render.Value(d.out, format, r, func(w io.Writer) error { return printRestored(w, r) }); err != nil {
+				return err
+			}
+			switch {
+			case r.Count[backup.ActionFailed] > 0:
+				return fmt.Errorf("%d objects were not restored", r.Count[backup.ActionFailed])
+			case r.Count[backup.ActionDiffers] > 0:
+				return &codedError{err: fmt.Errorf("%d objects are there and differ, and were left alone", r.Count[backup.ActionDiffers]), code: exitBlocked}
+			case len(r.Objects) == 0:
+				return errors.New("the backup holds no object that is selected")
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&o.Patterns, "objects", nil, "which objects to restore (repeatable)")
+	f.BoolVar(&o.DryRun, "dry-run", false, "let the server say what would happen, and change nothing")
+	f.BoolVar(&o.Overwrite, "overwrite", false, "set back objects that were changed after the backup")
+	f.StringSliceVar(&o.Accept, "accept", nil, "go on in spite of this finding (repeatable)")
+	keys.add(f)
+	d.addClusterFlags(cmd)
+	render.AddFormatFlag(f, &format, render.Table, render.JSON, render.YAML)
+	return cmd
+}
+
+func printRestored(w io.Writer, r *backup.ObjectsReport) error {
+	var rows [][]string
+	for _, o := range r.Objects {
+		detail := strings.Join(o.Fields, ", ")
+		if o.Note != "" {
+			detail = strings.TrimPrefix(detail+"; "+o.Note, "; ")
+		}
+		rows = append(rows, []string{o.Action, o.Resource, o.Object, detail})
+	}
+	if err := render.Rows(w, []string{"ACTION", "RESOURCE", "OBJECT", "DETAIL"}, rows); err != nil {
+		return err
+	}
+	if r.DryRun {
+		fmt.Fprintln(w, "dry run: nothing was changed")
+	}
+	return nil
 }

@@ -1,0 +1,537 @@
+package backup
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"filippo.io/age"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/belayops/belay/internal/event"
+)
+
+// ObjectsReportSchema names the format of an ObjectsReport.
+const ObjectsReportSchema = "belay.dev/backup-restore-objects/v1"
+
+// FieldManager is who owns what a restore of objects sets.
+const FieldManager = "belay-restore"
+
+// OtherCluster is the waiver for restoring objects into another cluster than the backup's.
+const OtherCluster = "other-cluster"
+
+// RestoreOptions say which objects to restore, and how.
+type RestoreOptions struct {
+	// Patterns select: resource[.group]/name, resource[.group]/namespace/name;
+	// each element may have * and ? ("deployments.apps/shop/*").
+	Patterns   []string
+	REST       *rest.Config
+	Identities []age.Identity
+	// DryRun asks the server what it would do.
+	DryRun bool
+	// Overwrite changes objects that are there and differ.
+	Overwrite bool
+	// Accept may hold OtherCluster.
+	Accept []string
+	Sink   event.Sink
+}
+
+// What became of an object.
+const (
+	ActionCreated     = "created"
+	ActionOverwritten = "overwritten"
+	// ActionUnchanged: it is there as in the backup.
+	ActionUnchanged = "unchanged"
+	// ActionDiffers: it is there, differs, and was left alone.
+	ActionDiffers = "differs"
+	// ActionSkipped: somebody else makes it.
+	ActionSkipped = "skipped"
+	ActionFailed  = "failed"
+)
+
+// ObjectsReport says what became of every selected object.
+type ObjectsReport struct {
+	Schema  string           `json:"schema"`
+	Dir     string           `json:"dir"`
+	DryRun  bool             `json:"dryRun"`
+	Objects []RestoredObject `json:"objects"`
+	// Count holds the number of objects by action.
+	Count map[string]int `json:"count"`
+}
+
+// RestoredObject is one object and what became of it.
+type RestoredObject struct {
+	Resource string `json:"resource"`
+	Object   string `json:"object"`
+	Action   string `json:"action"`
+	// Fields are those that differ between the backup and the live object.
+	Fields []string `json:"fields,omitempty"`
+	Note   string   `json:"note,omitempty"`
+}
+
+// pattern is one selector.
+type pattern struct{ resource, namespace, name string }
+
+func parsePattern(s string) (pattern, error) {
+	parts := strings.Split(s, "/")
+	var p pattern
+	switch len(parts) {
+	case 2:
+		p = pattern{parts[0], "", parts[1]}
+	case 3:
+		p = pattern{parts[0], parts[1], parts[2]}
+	default:
+		return p, fmt.Errorf("%q selects no objects: want RESOURCE/NAME or RESOURCE/NAMESPACE/NAME, as in deployments.apps/shop/*", s)
+	}
+	for _, e := range parts {
+		if _, err := path.Match(e, ""); err != nil || e == "" {
+			return p, fmt.Errorf("%q selects no objects: %q is no pattern", s, e)
+		}
+	}
+	return p, nil
+}
+
+func (p pattern) matchResource(id string) bool { return match(p.resource, id) }
+
+func (p pattern) match(id identity) bool {
+	return (p.namespace == "") == (id.Namespace == "") && match(p.namespace, id.Namespace) && match(p.name, id.Name)
+}
+
+func match(pattern, s string) bool {
+	ok, err := path.Match(pattern, s)
+	return err == nil && ok
+}
+
+// madeByOthers are resources that a wildcard does not select: components of
+// the cluster write them of themselves.
+var madeByOthers = append([]string{
+	"nodes", "csinodes.storage.k8s.io", "volumeattachments.storage.k8s.io", "certificatesigningrequests.certificates.k8s.io",
+	"ipaddresses.networking.k8s.io", "csistoragecapacities.storage.k8s.io", "controllerrevisions.apps", "storageversions.internal.apiserver.k8s.io",
+}, restless...)
+
+// restoreRank orders resources so that what others need comes first, and what
+// can stand in the way of others (webhooks, aggregated APIs) last.
+func restoreRank(p *ResourcePart, custom bool) int {
+	ranks := [][]string{
+		{"namespaces"},
+		{"customresourcedefinitions.apiextensions.k8s.io"},
+		{"storageclasses.storage.k8s.io", "priorityclasses.scheduling.k8s.io", "runtimeclasses.node.k8s.io", "ingressclasses.networking.k8s.io", "csidrivers.storage.k8s.io"},
+		{"persistentvolumes", "serviceaccounts", "secrets", "configmaps", "resourcequotas", "limitranges"},
+		{"clusterroles.rbac.authorization.k8s.io", "roles.rbac.authorization.k8s.io"},
+		{"clusterrolebindings.rbac.authorization.k8s.io", "rolebindings.rbac.authorization.k8s.io", "persistentvolumeclaims", "services"},
+	}
+	for i, r := range ranks {
+		if slices.Contains(r, p.id()) {
+			return i
+		}
+	}
+	switch p.id() {
+	case "validatingwebhookconfigurations.admissionregistration.k8s.io", "mutatingwebhookconfigurations.admissionregistration.k8s.io",
+		"validatingadmissionpolicybindings.admissionregistration.k8s.io", "mutatingadmissionpolicybindings.admissionregistration.k8s.io",
+		"apiservices.apiregistration.k8s.io":
+		return 100
+	case "validatingadmissionpolicies.admissionregistration.k8s.io", "mutatingadmissionpolicies.admissionregistration.k8s.io":
+		return 99
+	}
+	if custom {
+		return 20
+	}
+	return 10
+}
+
+// restoration is a RestoreObjects under way.
+type restoration struct {
+	o        RestoreOptions
+	src      *backupSource
+	live     *liveSource
+	patterns []pattern
+	r        *ObjectsReport
+	// planned are namespaces and custom resources that a dry run only pretends to create.
+	planned map[string]bool
+}
+
+// RestoreObjects applies selected objects of a backup to a live cluster, in an
+// order in which each finds what it needs. An object that is there and differs
+// is left alone unless Overwrite is set. What became of each is in the report;
+// the error is for a restore that could not be carried out.
+func RestoreObjects(ctx context.Context, dir string, o RestoreOptions) (*ObjectsReport, error) {
+	x := &restoration{o: o, r: &ObjectsReport{Schema: ObjectsReportSchema, Dir: dir, DryRun: o.DryRun, Objects: []RestoredObject{}, Count: map[string]int{}}, planned: map[string]bool{}}
+	if len(o.Patterns) == 0 {
+		return nil, errors.New("no objects were selected")
+	}
+	for _, s := range o.Patterns {
+		p, err := parsePattern(s)
+		if err != nil {
+			return nil, err
+		}
+		x.patterns = append(x.patterns, p)
+	}
+	var err error
+	if x.src, err = newBackupSource(dir, o.Identities); err != nil {
+		return nil, err
+	}
+	if x.live, err = newLiveSource(ctx, o.REST); err != nil {
+		return nil, err
+	}
+	defer x.live.api.http.CloseIdleConnections()
+	if x.src.lineage() != x.live.lineage() && !slices.Contains(o.Accept, OtherCluster) {
+		return nil, &BlockedError{[]Blocker{{ID: OtherCluster, Message: (&LineageError{What: dir, Got: x.src.lineage(), Want: x.live.lineage()}).Error(), Remedy: "check the kubeconfig"}}}
+	}
+	parts, err := x.selected()
+	if err != nil {
+		return nil, err
+	}
+	for i, p := range parts {
+		event.Or(o.Sink).Emit(event.Event{Time: time.Now(), Type: event.StepStarted, Run: "restore", Step: p.id(), Index: i + 1, Total: len(parts)})
+		err := x.src.each(ctx, p.id(), "", func(raw []byte) error { return x.object(ctx, p, raw) })
+		if err != nil {
+			return x.r, fmt.Errorf("restore %s: %w", p.id(), err)
+		}
+		if p.Resource == "customresourcedefinitions" && !o.DryRun {
+			if x.live.cat, err = x.live.api.settledCatalogue(ctx); err != nil {
+				return x.r, err
+			}
+		}
+	}
+	for _, ob := range x.r.Objects {
+		x.r.Count[ob.Action]++
+	}
+	return x.r, nil
+}
+
+// selected gives the resources that some pattern selects, in order.
+func (x *restoration) selected() ([]*ResourcePart, error) {
+	var out []*ResourcePart
+	for i := range x.src.m.Resources {
+		p := &x.src.m.Resources[i]
+		named, wild := false, false
+		for _, q := range x.patterns {
+			if q.matchResource(p.id()) {
+				named = named || q.resource == p.id()
+				wild = wild || q.resource != p.id()
+			}
+		}
+		if !named && (!wild || slices.Contains(madeByOthers, p.id())) {
+			continue
+		}
+		if p.File == "" && p.Count > 0 {
+			if named {
+				return nil, fmt.Errorf("%s: the backup holds no objects of it: Secrets are kept only in encrypted backups; they are in the etcd snapshot", p.id())
+			}
+			continue
+		}
+		out = append(out, p)
+	}
+	for _, q := range x.patterns {
+		if !slices.ContainsFunc(x.src.m.Resources, func(p ResourcePart) bool { return q.matchResource(p.id()) }) {
+			return nil, fmt.Errorf("the backup holds no resource %q; names are as in deployments.apps", q.resource)
+		}
+	}
+	custom := func(p *ResourcePart) bool {
+		return strings.Contains(p.Group, ".") && !strings.HasSuffix(p.Group, "k8s.io")
+	}
+	slices.SortStableFunc(out, func(a, b *ResourcePart) int { return cmp.Compare(restoreRank(a, custom(a)), restoreRank(b, custom(b))) })
+	return out, nil
+}
+
+func (x *restoration) object(ctx context.Context, p *ResourcePart, raw []byte) error {
+	id, err := identify(raw)
+	if err != nil {
+		return err
+	}
+	byName := false
+	selected := false
+	for _, q := range x.patterns {
+		if q.matchResource(p.id()) && q.match(id) {
+			selected = true
+			byName = byName || (q.name == id.Name && q.resource == p.id())
+		}
+	}
+	if !selected {
+		return nil
+	}
+	key := id.Name
+	if id.Namespace != "" {
+		key = id.Namespace + "/" + id.Name
+	}
+	out := RestoredObject{Resource: p.id(), Object: key}
+	x.one(ctx, p, id, raw, byName, &out)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	x.r.Objects = append(x.r.Objects, out)
+	return nil
+}
+
+// one restores an object and says in out what became of it.
+func (x *restoration) one(ctx context.Context, p *ResourcePart, id identity, raw []byte, byName bool, out *RestoredObject) {
+	failed := func(err error) { out.Action, out.Note = ActionFailed, err.Error() }
+	var o map[string]any
+	if err := json.Unmarshal(raw, &o); err != nil {
+		failed(err)
+		return
+	}
+	if why := controlled(p, o); why != "" && !byName {
+		out.Action, out.Note = ActionSkipped, why
+		return
+	}
+	r, version, note := x.servedAs(p)
+	if r == nil {
+		if x.planned["crd/"+p.id()] {
+			out.Action, out.Note = ActionCreated, "not checked by the server, as its CustomResourceDefinition is not there yet"
+			return
+		}
+		out.Action, out.Note = ActionFailed, note
+		return
+	}
+	out.Note = note
+	r.version = version
+	u := r.objectPath(id)
+	now, err := x.live.api.get(ctx, u)
+	switch {
+	case apierrors.IsNotFound(err):
+		now = nil
+	case err != nil:
+		failed(err)
+		return
+	}
+	if now != nil {
+		fields, err := differences(raw, now)
+		if err != nil {
+			failed(err)
+			return
+		}
+		out.Fields = fields
+		if len(fields) == 0 {
+			out.Action = ActionUnchanged
+			return
+		}
+		if !x.o.Overwrite {
+			out.Action, out.Note = ActionDiffers, "the live object was changed after the backup, or made anew; --overwrite sets it back"
+			return
+		}
+	}
+	notes, err := x.clean(ctx, p, o, r)
+	if err != nil {
+		failed(err)
+		return
+	}
+	out.Note = strings.Join(append(notes, nonEmpty(out.Note)...), "; ")
+	body, err := json.Marshal(o)
+	if err != nil {
+		failed(err)
+		return
+	}
+	after, err := x.apply(ctx, u, body)
+	if x.o.DryRun && apierrors.IsNotFound(err) && x.planned["namespace/"+id.Namespace] {
+		out.Action, out.Note = ActionCreated, "not checked by the server, as its namespace is not there yet"
+		return
+	}
+	if apierrors.IsNotFound(err) && id.Namespace != "" {
+		err = fmt.Errorf("%w; is namespace %s there? restore namespaces/%s, too", err, id.Namespace, id.Namespace)
+	}
+	if err != nil {
+		failed(err)
+		return
+	}
+	out.Action = ActionCreated
+	if now != nil {
+		out.Action = ActionOverwritten
+		// What others set since stays where the backup does not say otherwise.
+		if left, err := differences(raw, after); err == nil && len(left) > 0 {
+			out.Note = strings.Join(append(nonEmpty(out.Note), "still differs in "+strings.Join(left, ", ")), "; ")
+		}
+	}
+	switch p.id() {
+	case "namespaces":
+		x.planned["namespace/"+id.Name] = true
+	case "customresourcedefinitions.apiextensions.k8s.io":
+		x.planned["crd/"+id.Name] = true
+	}
+}
+
+func nonEmpty(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return []string{s}
+}
+
+// apply is a server-side apply.
+func (x *restoration) apply(ctx context.Context, objectPath string, body []byte) (json.RawMessage, error) {
+	u := x.live.api.base.JoinPath(objectPath)
+	q := url.Values{"fieldManager": {FieldManager}, "force": {"true"}}
+	if x.o.DryRun {
+		q.Set("dryRun", "All")
+	}
+	u.RawQuery = q.Encode()
+	return x.live.api.do(ctx, "PATCH", u.String(), string(types.ApplyYAMLPatchType), body)
+}
+
+// objectPath is where one object of the resource is served.
+func (r resource) objectPath(id identity) string {
+	base, name := path.Split(r.path())
+	if id.Namespace != "" {
+		base += "namespaces/" + id.Namespace + "/"
+	}
+	return base + name + "/" + id.Name
+}
+
+// servedAs finds the version that the live cluster takes the resource in.
+func (x *restoration) servedAs(p *ResourcePart) (r *resource, version, note string) {
+	for i := range x.live.cat.resources {
+		c := x.live.cat.resources[i]
+		if c.group != p.Group || c.name != p.Resource {
+			continue
+		}
+		if slices.Contains(c.versions, p.Version) {
+			return &c, p.Version, ""
+		}
+		return nil, "", fmt.Sprintf("the cluster no longer serves %s/%s of it, only %s; rewrite it with belay api convert", p.Group, p.Version, strings.Join(c.versions, ", "))
+	}
+	return nil, "", "the cluster does not serve this resource; restore its CustomResourceDefinition first"
+}
+
+// controlled says who makes an object, "" when it stands for itself.
+func controlled(p *ResourcePart, o map[string]any) string {
+	meta, _ := o["metadata"].(map[string]any)
+	refs, _ := meta["ownerReferences"].([]any)
+	for _, r := range refs {
+		if ref, ok := r.(map[string]any); ok && ref["controller"] == true {
+			return fmt.Sprintf("%v %v makes it", ref["kind"], ref["name"])
+		}
+	}
+	annotations, _ := meta["annotations"].(map[string]any)
+	if _, ok := annotations["kubernetes.io/config.mirror"]; ok {
+		return "the kubelet makes it of a static pod"
+	}
+	if p.id() == "secrets" && o["type"] == "kubernetes.io/service-account-token" {
+		return "its service account's controller makes it"
+	}
+	if p.id() == "configmaps" && meta["name"] == "kube-root-ca.crt" || p.id() == "serviceaccounts" && meta["name"] == "default" {
+		return "its namespace's controller makes it"
+	}
+	return ""
+}
+
+// clean takes out what only the server may set, and what points at objects
+// that are no more: an owner reference to a dead UID would have the garbage
+// collector delete the object.
+func (x *restoration) clean(ctx context.Context, p *ResourcePart, o map[string]any, r *resource) (notes []string, err error) {
+	delete(o, "status")
+	o["apiVersion"] = schema.GroupVersion{Group: r.group, Version: r.version}.String()
+	meta, ok := o["metadata"].(map[string]any)
+	if !ok {
+		return nil, errors.New("it has no metadata")
+	}
+	for _, f := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "selfLink"} {
+		delete(meta, f)
+	}
+	if refs, ok := meta["ownerReferences"].([]any); ok {
+		kept := []any{}
+		for _, e := range refs {
+			ref, ok := e.(map[string]any)
+			if !ok {
+				continue
+			}
+			uid, err := x.liveOwner(ctx, ref, fmt.Sprint(meta["namespace"]))
+			if err != nil {
+				return nil, err
+			}
+			if uid == "" {
+				notes = append(notes, fmt.Sprintf("without its owner %v %v, which is not there", ref["kind"], ref["name"]))
+				continue
+			}
+			ref["uid"] = uid
+			kept = append(kept, ref)
+		}
+		meta["ownerReferences"] = kept
+		if len(kept) == 0 {
+			delete(meta, "ownerReferences")
+		}
+	}
+	spec, _ := o["spec"].(map[string]any)
+	switch p.id() {
+	case "persistentvolumes":
+		if claim, ok := spec["claimRef"].(map[string]any); ok {
+			// Without a UID it is kept for a claim of that name, whichever is made.
+			delete(claim, "uid")
+			delete(claim, "resourceVersion")
+		}
+	case "jobs.batch":
+		if spec["manualSelector"] != true {
+			delete(spec, "selector")
+			template, _ := spec["template"].(map[string]any)
+			tmeta, _ := template["metadata"].(map[string]any)
+			if labels, ok := tmeta["labels"].(map[string]any); ok {
+				maps.DeleteFunc(labels, func(k string, _ any) bool { return strings.HasSuffix(k, "controller-uid") })
+			}
+		}
+	case "pods":
+		delete(spec, "nodeName")
+	}
+	return notes, nil
+}
+
+// liveOwner gives the UID of a live object that an owner reference names, "" when there is none.
+func (x *restoration) liveOwner(ctx context.Context, ref map[string]any, namespace string) (string, error) {
+	gv, err := schema.ParseGroupVersion(fmt.Sprint(ref["apiVersion"]))
+	if err != nil {
+		return "", err
+	}
+	for _, r := range x.live.cat.resources {
+		if r.group != gv.Group || r.kind != ref["kind"] {
+			continue
+		}
+		id := identity{Name: fmt.Sprint(ref["name"])}
+		if r.namespaced {
+			id.Namespace = namespace
+		}
+		raw, err := x.live.api.get(ctx, r.objectPath(id))
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		owner, err := identify(raw)
+		return owner.UID, err
+	}
+	return "", nil
+}
+
+// differences names the fields in which two objects differ, apart from status and bookkeeping.
+func differences(a, b []byte) ([]string, error) {
+	_, x, err := summarize(a, true, false)
+	if err != nil {
+		return nil, err
+	}
+	_, y, err := summarize(b, true, false)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for f, h := range x.fields {
+		if y.fields[f] != h {
+			out = append(out, f)
+		}
+	}
+	for f := range y.fields {
+		if _, ok := x.fields[f]; !ok {
+			out = append(out, f)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
