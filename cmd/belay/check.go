@@ -3,14 +3,18 @@ package main
 import (
 	"context"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/belayops/belay/apicheck"
+	"github.com/belayops/belay/backup"
 	"github.com/belayops/belay/cluster"
 	"github.com/belayops/belay/internal/kubeversion"
 	"github.com/belayops/belay/internal/render"
@@ -19,14 +23,16 @@ import (
 
 func newCheckCmd(d *deps) *cobra.Command {
 	var format render.Format
-	var to, stateFile, bundles string
-	var accept, only []string
+	var o checkOptions
+	var accept []string
 	var all, list bool
 	cmd := &cobra.Command{
 		Use:   "check [--to VERSION]",
 		Short: "Check whether a cluster may be upgraded; changes nothing",
 		Long: `Check a cluster before an upgrade: what would stop it, hang it or break it, and what
-to do about each. Nothing is changed. With --to the way to that version is judged too.
+to do about each. Nothing is changed. With --to the way to that version is judged too:
+its hops and bundles, and every use of an API that it lacks, in the cluster's objects and
+in manifests given with -f. With -f, --to and no cluster, the manifests alone are checked.
 
 Each finding is named check@subject. One that is meant to stay can be accepted by
 that name; what could not be read stands in the way as a failure does. There is no
@@ -37,6 +43,7 @@ something is not known.`,
 		Example: `  belay check --to 1.37.2 --inventory hosts.yaml
   belay check --to 1.37.2 --cluster demo --accept pdb-blocks-drain@shop/web
   belay check --to 1.37.2 --state state.json -o json
+  belay check --to 1.37.2 -f manifests/
   belay check --only etcd-members,etcd-quorum --cluster demo
   belay check --to 1.37.2 -o junit > check.xml`,
 		Args: cobra.NoArgs,
@@ -44,7 +51,7 @@ something is not known.`,
 			if list {
 				return printChecks(d.out, format)
 			}
-			in, err := d.checkInput(cmd.Context(), to, stateFile, bundles)
+			in, only, err := d.checkInput(cmd.Context(), o)
 			if err != nil {
 				return err
 			}
@@ -74,11 +81,14 @@ something is not known.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&to, "to", "", "Kubernetes version to go to")
-	f.StringVar(&stateFile, "state", "", "check a state file (belay state -o state.json) instead of the live cluster")
-	f.StringVar(&bundles, "bundles", "", "directory that holds the bundles (default: bundles in $BELAY_CACHE)")
+	f.StringVar(&o.to, "to", "", "Kubernetes version to go to")
+	f.StringVar(&o.state, "state", "", "check a state file (belay state -o state.json) instead of the live cluster")
+	f.StringArrayVarP(&o.files, "filename", "f", nil, "manifest file, directory, chart, or - for stdin, to scan for APIs that the target lacks (repeatable)")
+	f.StringVar(&o.bundles, "bundles", "", "directory that holds the bundles (default: bundles in $BELAY_CACHE)")
+	f.StringVar(&o.backup, "backup", "", "directory of the backup to judge (default: the cluster's newest in $BELAY_HOME/backups)")
+	f.StringVar(&o.level, "backup-level", backup.Opened.String(), "level that the backup must have reached: copied, hash-verified, opened or restored")
 	f.StringSliceVar(&accept, "accept", nil, "accept this finding, CHECK@SUBJECT (repeatable)")
-	f.StringSliceVar(&only, "only", nil, "run only these checks, and those that they need")
+	f.StringSliceVar(&o.only, "only", nil, "run only these checks, and those that they need")
 	f.BoolVar(&all, "all", false, "show every result, not only findings")
 	f.BoolVar(&list, "list", false, "list the checks, and run none")
 	render.AddFormatFlag(f, &format, render.Table, render.JSON, render.YAML, render.JUnit)
@@ -93,37 +103,168 @@ something is not known.`,
 	return cmd
 }
 
-// checkInput gathers what the checks look at.
-func (d *deps) checkInput(ctx context.Context, to, stateFile, bundles string) (preflight.Input, error) {
-	var in preflight.Input
-	if to != "" {
-		v, err := kubeversion.Parse(to)
-		if err != nil {
-			return in, &usageError{fmt.Errorf("--to: %w", err)}
-		}
-		in.Goal.Target = v
-		infos, err := d.bundleInfos(bundles)
-		if err != nil {
-			return in, err
-		}
-		in.Goal.Bundles, in.Goal.Etcd = []kubeversion.V{}, map[kubeversion.Minor]kubeversion.V{}
-		for _, i := range infos {
-			in.Goal.Bundles = append(in.Goal.Bundles, i.Version)
-			in.Goal.Etcd[i.Version.MinorVersion()] = i.Etcd
-			if !i.EtcdStep.IsZero() {
-				in.Goal.EtcdSteps = append(in.Goal.EtcdSteps, i.EtcdStep)
-			}
-		}
-	}
-	s, err := d.stateForPlan(ctx, stateFile)
+// checkOptions say what is checked, and against what.
+type checkOptions struct {
+	to, state, bundles, backup, level string
+	files, only                       []string
+}
+
+func (o checkOptions) wants(check string) bool {
+	return len(o.only) == 0 || slices.Contains(o.only, check)
+}
+
+// checkInput gathers what the checks look at, and which of them make sense with it.
+func (d *deps) checkInput(ctx context.Context, o checkOptions) (in preflight.Input, only []string, err error) {
+	level, err := backup.ParseLevel(o.level)
 	if err != nil {
-		return in, err
+		return in, nil, &usageError{err}
 	}
-	in.State = s
-	if stateFile == "" {
+	if o.to != "" {
+		if in.Goal, err = d.checkGoal(o.to, o.bundles); err != nil {
+			return in, nil, err
+		}
+	} else if len(o.files) > 0 {
+		return in, nil, usagef("-f asks for --to VERSION: which APIs are gone depends on it")
+	}
+	only = o.only
+	in.State, err = d.stateForPlan(ctx, o.state)
+	if noCluster := (*usageError)(nil); errors.As(err, &noCluster) && len(o.files) > 0 {
+		fmt.Fprintln(d.err, "note: no cluster was named; only the manifests are checked")
+		only, err = []string{"api-use"}, nil
+		in.State = &cluster.State{Schema: cluster.StateSchema, Observed: d.now()}
+	}
+	if err != nil {
+		return in, nil, err
+	}
+	live := o.state == "" && in.State.Lineage != ""
+	if o.state == "" {
 		in.Now = d.now()
 	}
-	return in, nil
+	if o.wants("backup-verified") && (o.backup != "" || live) {
+		if in.Backup, err = d.checkBackup(o.backup, in.State.Lineage, level); err != nil {
+			return in, nil, err
+		}
+	}
+	if o.to != "" && o.wants("api-use") && (live || len(o.files) > 0) {
+		if in.APIUse, err = d.checkAPIUse(ctx, in, o.files, live); err != nil {
+			return in, nil, err
+		}
+	}
+	return in, only, nil
+}
+
+// checkGoal is the target with the bundles at hand.
+func (d *deps) checkGoal(to, bundles string) (g preflight.Goal, err error) {
+	if g.Target, err = kubeversion.Parse(to); err != nil {
+		return g, &usageError{fmt.Errorf("--to: %w", err)}
+	}
+	infos, err := d.bundleInfos(bundles)
+	if err != nil {
+		return g, err
+	}
+	g.Bundles, g.Etcd = []kubeversion.V{}, map[kubeversion.Minor]kubeversion.V{}
+	for _, i := range infos {
+		g.Bundles = append(g.Bundles, i.Version)
+		g.Etcd[i.Version.MinorVersion()] = i.Etcd
+		if !i.EtcdStep.IsZero() {
+			g.EtcdSteps = append(g.EtcdSteps, i.EtcdStep)
+		}
+	}
+	return g, nil
+}
+
+// checkBackup finds the named backup, or the newest one of the cluster; nil when there is none. It trusts
+// the level on record: that the files still hold is what `belay backup verify` and apply look at.
+func (d *deps) checkBackup(dir, lineage string, level backup.Level) (*preflight.Backup, error) {
+	parent, named := d.backupsDir(), dir != ""
+	if named {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return nil, err
+		}
+		dir, parent = abs, filepath.Dir(abs)
+	}
+	entries, err := backup.List(parent)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if named && e.Dir != dir || !named && (e.Manifest == nil || e.Manifest.Lineage != lineage || e.Problem != "") {
+			continue
+		}
+		b := &preflight.Backup{Path: e.Dir, Problem: e.Problem, Level: e.Level.String(), Enough: e.Level >= level}
+		if e.Manifest != nil {
+			b.Lineage, b.Taken = e.Manifest.Lineage, e.Manifest.Started
+		}
+		return b, nil
+	}
+	if named {
+		return &preflight.Backup{Path: dir, Problem: "there is no backup in that directory"}, nil
+	}
+	return nil, nil
+}
+
+// checkAPIUse scans manifests and the cluster, and gathers what it found by API: a report names each kind once, and
+// `belay api scan` lists the places.
+func (d *deps) checkAPIUse(ctx context.Context, in preflight.Input, files []string, live bool) (*preflight.APIUse, error) {
+	o := apicheck.Options{To: in.Goal.Target.MinorVersion(), Files: files, Stdin: d.in, Events: d.sink(), Now: d.now}
+	if v := in.State.Version; !v.IsZero() {
+		o.From = v.MinorVersion()
+		if o.To.Compare(o.From) < 0 {
+			return nil, nil // version-target says that there is no such way
+		}
+	}
+	scan := "belay api scan --to " + o.To.String()
+	for _, f := range files {
+		scan += " -f " + f
+	}
+	if live {
+		cfg, err := d.restConfig()
+		if err != nil {
+			return nil, err
+		}
+		o.RESTConfig = cfg
+		if len(files) > 0 {
+			scan += " --live"
+		}
+	}
+	r, err := apicheck.Scan(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	use := &preflight.APIUse{}
+	at := make(map[string]int)
+	count := make(map[string]int)
+	for _, f := range r.Findings {
+		if f.Severity != apicheck.Error && f.Severity != apicheck.Warning {
+			continue
+		}
+		key := f.APIVersion + "/" + f.Kind
+		count[key]++
+		i, seen := at[key]
+		if !seen {
+			i = len(use.Findings)
+			at[key] = i
+			use.Findings = append(use.Findings, preflight.APIFinding{Subject: key, Message: f.Message, Remedy: f.Remedy})
+		}
+		// The worst of a kind is shown.
+		if f.Severity == apicheck.Error && !use.Findings[i].Removed {
+			use.Findings[i].Removed, use.Findings[i].Message, use.Findings[i].Remedy = true, f.Message, f.Remedy
+		}
+	}
+	for i := range use.Findings {
+		if n := count[use.Findings[i].Subject]; n > 1 {
+			use.Findings[i].Message += fmt.Sprintf(" (%d uses: %s)", n, scan)
+		}
+	}
+	for _, u := range r.Coverage.Unreadable {
+		what := u.What
+		if u.Line > 0 {
+			what = fmt.Sprintf("%s:%d", u.What, u.Line)
+		}
+		use.Unread = append(use.Unread, cluster.Unread{What: what, Kind: cluster.UnreadFailed, Why: u.Why})
+	}
+	return use, nil
 }
 
 // checkAgain is the command line with every flag that was given.
@@ -186,6 +327,9 @@ func checkTable(w io.Writer, r *preflight.Report, all bool) error {
 		name = cluster.ShortDigest("uid:" + r.Lineage)
 	}
 	head := fmt.Sprintf("cluster %s, %s, observed %s", name, r.Version, r.Observed.UTC().Format("2006-01-02 15:04:05 MST"))
+	if r.Lineage == "" && r.Version.IsZero() {
+		head = "manifests only"
+	}
 	if !r.Target.IsZero() {
 		head += ", target " + r.Target.String()
 	}
