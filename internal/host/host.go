@@ -23,7 +23,8 @@ type Cmd struct {
 	Argv []string
 	// Env adds KEY=value pairs to the environment.
 	Env []string
-	// Stdin, if set, is fed to the program.
+	// Stdin, if set, is fed to the program. A program may end without reading it all; a Read that
+	// is under way then goes on after Run has returned. If Stdin fails, the program is killed: it must not take the part for the whole.
 	Stdin io.Reader
 	// Stdout and Stderr, if set, receive output as it comes, beside what Result keeps.
 	Stdout, Stderr io.Writer
@@ -79,7 +80,7 @@ func (e *ExitError) Error() string {
 	if out != "" {
 		out = ": " + out
 	}
-	return fmt.Sprintf("%s: %s: exit code %d%s", e.Host, strings.Join(e.Argv, " "), e.Code, out)
+	return fmt.Sprintf("%s: %s: exit code %d%s", e.Host, showArgv(e.Argv), e.Code, out)
 }
 
 // NotStartedError is work that never began: no connection, no such program, a refused key.
@@ -93,7 +94,7 @@ func (e *NotStartedError) Error() string {
 	if len(e.Argv) == 0 {
 		return fmt.Sprintf("%s: not reached: %v", e.Host, e.Err)
 	}
-	return fmt.Sprintf("%s: %s: not started: %v", e.Host, e.Argv[0], e.Err)
+	return fmt.Sprintf("%s: %s: not started: %v", e.Host, showArgv(e.Argv[:1]), e.Err)
 }
 
 // Unwrap gives the reason.
@@ -107,11 +108,32 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	return fmt.Sprintf("%s: %s: outcome unknown: %v", e.Host, strings.Join(e.Argv, " "), e.Err)
+	return fmt.Sprintf("%s: %s: outcome unknown: %v", e.Host, showArgv(e.Argv), e.Err)
 }
 
 // Unwrap gives the reason.
 func (e *LostError) Unwrap() error { return e.Err }
+
+// maxShown bounds what errors show of a command, in bytes.
+const maxShown = 400
+
+// showArgv prints a command so that it can be pasted into a shell.
+func showArgv(argv []string) string {
+	words := make([]string, len(argv))
+	for i, a := range argv {
+		if words[i] = a; strings.Trim(a, plain) != "" || a == "" {
+			words[i] = Quote(a)
+		}
+	}
+	s := strings.Join(words, " ")
+	if len(s) > maxShown {
+		s = strings.ToValidUTF8(s[:maxShown], "") + "..."
+	}
+	return s
+}
+
+// plain are the characters that no shell takes for anything else. Strings of nothing else need no quotes.
+const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-[]"
 
 func lastLines(b []byte, n int) string {
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")

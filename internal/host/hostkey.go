@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"strings"
 
 	"golang.org/x/crypto/ssh"
@@ -107,14 +108,48 @@ func (h *sshHost) hostKeyCheck() (ssh.HostKeyCallback, []string, error) {
 		return e
 	}
 	// Asking for a key that nobody has lists the ones on record.
-	var known []ssh.PublicKey
 	want := (*knownhosts.KeyError)(nil)
-	if errors.As(db(h.cfg.Address, noAddr{}, noKey{}), &want) {
-		for _, k := range want.Want {
+	if !errors.As(db(h.cfg.Address, noAddr{}, noKey{}), &want) || len(want.Want) == 0 {
+		return check, nil, nil
+	}
+	authorities, err := authorityLines(file)
+	if err != nil {
+		return nil, nil, err
+	}
+	var algos []string
+	var known []ssh.PublicKey
+	for _, k := range want.Want {
+		switch {
+		case !authorities[k.Line]:
 			known = append(known, k.Key)
+		case algos == nil:
+			algos = certificateAlgorithms()
 		}
 	}
-	return check, hostKeyAlgorithms(known), nil
+	return check, append(algos, hostKeyAlgorithms(known)...), nil
+}
+
+// authorityLines gives the numbers of the lines of a known_hosts file that name certificate authorities.
+func authorityLines(file string) (map[int]bool, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("known hosts: %w", err)
+	}
+	lines, n := map[int]bool{}, 0
+	for line := range bytes.Lines(b) {
+		n++
+		if bytes.HasPrefix(bytes.TrimSpace(line), []byte("@cert-authority")) {
+			lines[n] = true
+		}
+	}
+	return lines, nil
+}
+
+func certificateAlgorithms() []string {
+	return []string{
+		ssh.CertAlgoED25519v01, ssh.CertAlgoECDSA256v01, ssh.CertAlgoECDSA384v01, ssh.CertAlgoECDSA521v01,
+		ssh.CertAlgoRSASHA512v01, ssh.CertAlgoRSASHA256v01,
+	}
 }
 
 // hostKeyAlgorithms lists the signature algorithms of keys; none means the library's default.

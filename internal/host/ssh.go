@@ -260,13 +260,16 @@ func (h *sshHost) dial(ctx context.Context) (*sshConn, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("connect: no SSH login within %s: %w", h.cfg.ConnectTimeout, errors.Join(ctx.Err(), err))
 	}
+	if err != nil {
+		_ = raw.Close() // most often it is closed already
+	}
 	switch {
 	case keyErr != nil:
-		return nil, errors.Join(keyErr, raw.Close())
+		return nil, keyErr
 	case err != nil && keyGood:
-		return nil, errors.Join(fmt.Errorf("log in as %s with %s: %w", h.cfg.User, h.keyNames(), err), raw.Close())
+		return nil, fmt.Errorf("log in as %s with %s: %w", h.cfg.User, h.keyNames(), err)
 	case err != nil:
-		return nil, errors.Join(fmt.Errorf("connect: %w", err), raw.Close())
+		return nil, fmt.Errorf("connect: %w", err)
 	}
 	conn := &sshConn{Client: ssh.NewClient(c, chans, reqs), dead: make(chan struct{})}
 	go func() {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/knownhosts"
 	"pgregory.net/rapid"
 
 	"github.com/belayops/belay/internal/host"
@@ -102,6 +103,37 @@ func TestHostKeys(t *testing.T) {
 		h := s.Dial(func(c *host.SSHConfig) { c.HostKeys = []ssh.PublicKey{other} })
 		_, err := run(t, h, "true")
 		wantWords(t, wantNotStarted(t, err), offered, ssh.FingerprintSHA256(other))
+	})
+	t.Run("signed by a known authority", func(t *testing.T) {
+		s, authority := hosttest.NewSSHServer(t), hosttest.NewAuthority(t)
+		s.UseCertificate(authority)
+		for _, tc := range []struct {
+			authority ssh.PublicKey
+			good      bool
+		}{{authority.PublicKey(), true}, {other, false}} {
+			file := s.KnownHosts()
+			line := "@cert-authority " + knownhosts.Normalize(s.Addr()) + " " + string(ssh.MarshalAuthorizedKey(tc.authority))
+			if err := os.WriteFile(file, []byte(line), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			h := s.Dial(func(c *host.SSHConfig) { c.HostKeys, c.KnownHostsFile = nil, file })
+			_, err := run(t, h, "true")
+			if tc.good && err != nil {
+				t.Error(err)
+			}
+			if !tc.good {
+				wantNotStarted(t, err)
+			}
+		}
+	})
+	t.Run("its certificate does not matter where its key is on record", func(t *testing.T) {
+		s, authority := hosttest.NewSSHServer(t), hosttest.NewAuthority(t)
+		s.UseCertificate(authority)
+		file := s.KnownHosts(s.HostKey)
+		h := s.Dial(func(c *host.SSHConfig) { c.HostKeys, c.KnownHostsFile = nil, file })
+		if _, err := run(t, h, "true"); err != nil {
+			t.Error(err)
+		}
 	})
 	t.Run("the file is read anew", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "known_hosts")
@@ -278,7 +310,7 @@ func TestSSHDrops(t *testing.T) {
 	})
 	t.Run("a silent network is found by keepalives", func(t *testing.T) {
 		s := hosttest.NewSSHServer(t)
-		h := s.Dial(func(c *host.SSHConfig) { c.KeepAlive = 50 * time.Millisecond })
+		h := s.Dial(func(c *host.SSHConfig) { c.KeepAlive = 200 * time.Millisecond })
 		var once sync.Once
 		start := time.Now()
 		_, err := h.Run(t.Context(), host.Cmd{
@@ -422,12 +454,26 @@ func TestSSHSudo(t *testing.T) {
 	if out, err := run(t, h, "/bin/sh", "-c", "echo $BY_SUDO"); err != nil || out != "yes\n" {
 		t.Errorf("got %q, %v", out, err)
 	}
+	// What runs by sudo is killed by sudo.
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var pid atomic.Value
+	_, err := h.Run(ctx, host.Cmd{Argv: []string{"/bin/sh", "-c", "echo $$; exec sleep 300"}, Stdout: writer(func(p []byte) {
+		pid.Store(strings.TrimSpace(string(p)))
+		cancel()
+	})})
+	if e := (*host.LostError)(nil); !errors.As(err, &e) || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want a LostError", err)
+	}
+	if _, err := run(t, h, "kill", "-0", fmt.Sprint(pid.Load())); err == nil {
+		t.Errorf("process %v still runs", pid.Load())
+	}
 	// sudo says no: nothing was started.
 	refuse := "#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n"
 	if err := os.WriteFile(filepath.Join(dir, "sudo"), []byte(refuse), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	_, err := run(t, h, "true")
+	_, err = run(t, h, "true")
 	wantWords(t, wantNotStarted(t, err), "a password is required")
 }
 

@@ -3,6 +3,7 @@ package host
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -69,17 +70,22 @@ const maxFileStderr = 64 << 10
 const codeSize = 65
 
 // writeScript replaces the file $1 (mode $2, $3 bytes) by its standard input: temporary file in
-// the same directory, size, fsync, rename, fsync of the directory. However it ends, the temporary file goes.
-// mv -T, since mv into a directory of that name would be silent.
+// the same directory ($4 makes its name unique), size, fsync, rename, fsync of the directory. However it ends, the temporary file goes:
+// its name is known before it is made, which mktemp could not give, and cat runs in the background, since a shell that waits for a foreground
+// program runs its traps only after that program's end. mv -T, since mv into a directory of that name would be silent.
 const writeScript = `set -u
 d=${1%/*}
 umask 022
 mkdir -p -- "${d:-/}" || exit 1
 umask 077
-t=$(mktemp "$d/.${1##*/}.part-XXXXXXXXXX") || exit 1
+t="$d/.${1##*/}.part-$4"
 trap 'rm -f -- "$t"' EXIT
 trap 'exit 1' HUP INT PIPE TERM
-cat >"$t" || exit 1
+set -C
+exec 3<&0 4>"$t"
+cat <&3 >&4 &
+wait $! || exit 1
+exec 4>&-
 n=$(wc -c <"$t") || exit 1
 if [ "$n" -ne "$3" ]; then echo "received $n of $3 bytes" >&2; exit 65; fi
 chmod -- "$2" "$t" || exit 1
@@ -97,7 +103,7 @@ func (h *sshHost) Upload(ctx context.Context, path string, r io.Reader, size int
 		return fmt.Errorf("%s: %w", h.cfg.Name, err)
 	}
 	_, err := h.run(ctx, Cmd{
-		Argv:  []string{"/bin/sh", "-c", writeScript, "belay-write", path, fmt.Sprintf("%04o", mode.Perm()), strconv.FormatInt(size, 10)},
+		Argv:  []string{"/bin/sh", "-c", writeScript, "belay-write", path, fmt.Sprintf("%04o", mode.Perm()), strconv.FormatInt(size, 10), rand.Text()},
 		Stdin: &exactly{r: r, size: size},
 	}, []string{"write", path}, maxFileStderr)
 	if err == nil {

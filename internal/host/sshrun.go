@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -65,14 +64,6 @@ func work(c Cmd) string {
 	return b.String()
 }
 
-func newMark() (string, error) {
-	b := make([]byte, 16)
-	if _, err := rand.Read(b); err != nil {
-		return "", err
-	}
-	return "belay-" + hex.EncodeToString(b), nil
-}
-
 func (h *sshHost) sudo(command string) string {
 	if h.cfg.Sudo && h.cfg.User != "root" {
 		return "exec sudo -n -- " + command
@@ -92,10 +83,7 @@ func (h *sshHost) run(ctx context.Context, c Cmd, shown []string, keep int) (Res
 	if err := c.check(); err != nil {
 		return notStarted(err)
 	}
-	mark, err := newMark()
-	if err != nil {
-		return notStarted(err)
-	}
+	mark := "belay-" + rand.Text()
 	if err := ctx.Err(); err != nil {
 		return notStarted(err)
 	}
@@ -110,9 +98,8 @@ func (h *sshHost) run(ctx context.Context, c Cmd, shown []string, keep int) (Res
 	if err != nil {
 		return notStarted(err)
 	}
-	defer func() { _ = ch.Close() }()
-
 	s := newSession(ch, reqs, mark, newOutputs(c, keep))
+	defer s.close()
 	s.feed(work(c), mark, c.Stdin)
 
 	ended, err := s.wait(ctx, conn.dead)
@@ -382,6 +369,17 @@ func (s *session) began() (wrapperState, int) {
 		return wrapperSaidGo, n
 	}
 	return wrapperSilent, 0
+}
+
+// close ends the session and waits, not for long, until the server has done so too: it counts those that are open.
+func (s *session) close() {
+	_ = s.ch.Close()
+	t := time.NewTimer(time.Second)
+	defer t.Stop()
+	select {
+	case <-s.over:
+	case <-t.C:
+	}
 }
 
 // noise is what came on stderr before the wrapper spoke. Only for when quiet is closed or spoke is not.

@@ -192,7 +192,7 @@ func (u Unit) start(ctx context.Context, h Host) error {
 	_, err := h.Run(ctx, Cmd{Argv: append(argv, u.systemdRun()...)})
 	exit := (*ExitError)(nil)
 	if !errors.As(err, &exit) {
-		return err
+		return relabel(err, "systemd-run", "--unit="+u.Name)
 	}
 	s, exists, again := u.find(ctx, h)
 	switch {
@@ -201,12 +201,12 @@ func (u Unit) start(ctx context.Context, h Host) error {
 	case exists && s.Finished() && s.ExitCode >= 200 && s.ExitCode <= 243:
 		// systemd's own codes for what it could not set up (no such program, no such directory). The
 		// failed unit must not pass for the work.
-		why := fmt.Errorf("systemd could not set it up: status %d%s: %w", s.ExitCode, setupStatus(s.ExitCode), u.refused(exit))
+		why := fmt.Errorf("systemd could not set it up: status %d%s: %w", s.ExitCode, setupStatus(s.ExitCode), relabel(exit, "systemd-run", "--unit="+u.Name))
 		return errors.Join(notStarted(why), ResetUnit(ctx, h, u.Name))
 	case exists:
 		return nil // somebody else was quicker, or the answer to an earlier attempt was lost
 	}
-	return notStarted(u.refused(exit))
+	return notStarted(relabel(exit, "systemd-run", "--unit="+u.Name))
 }
 
 // setupStatus names the codes that a Unit of belay's can run into (systemd.exec(5), "Process Exit Codes").
@@ -220,10 +220,6 @@ func setupStatus(code int) string {
 		return " (STDOUT: its output file cannot be opened)"
 	}
 	return " (see systemd.exec(5), \"Process Exit Codes\")"
-}
-
-func (u Unit) refused(e *ExitError) error {
-	return &ExitError{Host: e.Host, Argv: []string{"systemd-run", "--unit=" + u.Name}, Code: e.Code, Stdout: e.Stdout, Stderr: e.Stderr}
 }
 
 // find looks for u among the units of the machine.
@@ -395,7 +391,7 @@ func (l *lineReader) fetch(ctx context.Context, h Host, name string) error {
 			return nil // nothing was written so far
 		}
 		if err != nil {
-			return err
+			return relabel(err, "read", unitLog(name))
 		}
 		l.offset += int64(len(res.Stdout))
 		l.part = append(l.part, res.Stdout...)
@@ -429,7 +425,21 @@ func UnitOutput(ctx context.Context, h Host, name string, maxBytes int) ([]byte,
 	if exit := (*ExitError)(nil); errors.As(err, &exit) && exit.Code == codeMissing {
 		return nil, fmt.Errorf("%s: output of unit %s: %w", h.Name(), name, &fs.PathError{Op: "read", Path: unitLog(name), Err: fs.ErrNotExist})
 	}
-	return res.Stdout, err
+	return res.Stdout, relabel(err, "read", unitLog(name))
+}
+
+// relabel names a command by what it is for, where its argv is one of the scripts above.
+func relabel(err error, argv ...string) error {
+	exit, notStarted, lost := (*ExitError)(nil), (*NotStartedError)(nil), (*LostError)(nil)
+	switch {
+	case errors.As(err, &exit):
+		return &ExitError{Host: exit.Host, Argv: argv, Code: exit.Code, Stdout: exit.Stdout, Stderr: exit.Stderr}
+	case errors.As(err, &lost):
+		return &LostError{Host: lost.Host, Argv: argv, Err: lost.Err}
+	case errors.As(err, &notStarted):
+		return &NotStartedError{Host: notStarted.Host, Argv: argv, Err: notStarted.Err}
+	}
+	return err
 }
 
 const tailScript = `[ -e "$1" ] || exit 44

@@ -114,6 +114,30 @@ func WriteKey(t testing.TB) (ssh.PublicKey, string) {
 	return signer.PublicKey(), file
 }
 
+// NewAuthority makes a key that can sign host keys.
+func NewAuthority(t testing.TB) ssh.Signer { return newSigner(t) }
+
+// UseCertificate makes the server offer, beside its key, a certificate for it. Call it before the first connection.
+func (s *SSHServer) UseCertificate(authority ssh.Signer) {
+	s.t.Helper()
+	name, _, err := net.SplitHostPort(s.Addr())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	c := &ssh.Certificate{
+		Key: s.HostKey, CertType: ssh.HostCert, KeyId: "test",
+		ValidPrincipals: []string{name}, ValidBefore: ssh.CertTimeInfinity,
+	}
+	if err := c.SignCert(rand.Reader, authority); err != nil {
+		s.t.Fatal(err)
+	}
+	signer, err := ssh.NewCertSigner(c, s.signer)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.config.AddHostKey(signer)
+}
+
 // Addr is where the server listens.
 func (s *SSHServer) Addr() string { return s.ln.Addr().String() }
 
@@ -252,13 +276,15 @@ func (s *SSHServer) serve(raw net.Conn) {
 
 func (s *SSHServer) session(ch ssh.Channel, reqs <-chan *ssh.Request) {
 	n := s.sessions.Add(1)
-	defer s.sessions.Add(-1)
 	for {
 		if p := s.peak.Load(); n <= p || s.peak.CompareAndSwap(p, n) {
 			break
 		}
 	}
-	defer func() { _ = ch.Close() }()
+	defer func() {
+		s.sessions.Add(-1) // before the client sees the end, and opens another one
+		_ = ch.Close()
+	}()
 	for r := range reqs {
 		var m struct{ Command string }
 		if r.Type != "exec" || ssh.Unmarshal(r.Payload, &m) != nil {
