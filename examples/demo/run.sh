@@ -61,10 +61,10 @@ backup=$(ls -d "$work"/backups/*/)
 run "$BELAY" backup verify "$backup" --level restored
 took "backup"
 
-run "$BELAY" plan --cluster "$NAME" --to "$TO" --backup-dir "$work/backups" --out "$work/plan.json"
+run "$BELAY" plan --cluster "$NAME" --to "$TO" --backup-level restored -o "$work/plan.json"
 took "plan"
 
-run "$BELAY" apply "$work/plan.json" --cluster "$NAME" --backup-dir "$work/backups" --probe-http "$url" --report "$work/report.json"
+run "$BELAY" apply "$work/plan.json" --cluster "$NAME" --backups "$work/backups" --probe-http "$url"
 took "apply"
 
 run "$BELAY" verify --cluster "$NAME" --to "$TO" --http "$url"
