@@ -267,7 +267,11 @@ func (g *gomod) compile(ctx context.Context, r recipe, bin binary, dest string, 
 	}
 	// What the user's shell sets must not change what is built. GOFLAGS is emptied, since -mod=mod would edit the recipe.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOOS=linux", "GOARCH="+g.b.o.Arch, "GOWORK=off", "GOFLAGS=-buildvcs=false", "GO111MODULE=on")
-	return runBuild(cmd, g.b.o.heartbeat, report)
+	err = runBuild(cmd, g.b.o.heartbeat, report)
+	if ctx.Err() != nil {
+		return ctx.Err() // what the killed compiler said is of no use
+	}
+	return err
 }
 
 // runBuild runs a go build that names the packages it compiles (-v) and
@@ -315,7 +319,7 @@ func runBuild(cmd *exec.Cmd, heartbeat time.Duration, report func(string)) error
 		if len(said) > 30 {
 			said = append([]string{"..."}, said[len(said)-30:]...)
 		}
-		return fmt.Errorf("%s: %w:\n%s", strings.Join(cmd.Args[:2], " "), err, strings.Join(said, "\n"))
+		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args[:2], " "), err, strings.Join(said, "\n"))
 	}
 	return nil
 }

@@ -60,6 +60,16 @@ func TestCompileSaysWhatTheCompilerSaid(t *testing.T) {
 	}
 }
 
+func TestCompileEndsWithItsContext(t *testing.T) {
+	g := testGoMod(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := embeddedRecipe("x", "1", []byte("package main\n\nfunc main() {}\n"))
+	if err := g.compile(ctx, r, r.binaries[0], filepath.Join(t.TempDir(), "x"), func(string) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestPauseImageProgram(t *testing.T) {
 	g := testGoMod(t)
 	r := embeddedRecipe("pause", "3.10.2", pauseSource)
