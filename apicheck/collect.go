@@ -16,6 +16,7 @@ type judge struct {
 	db        *lifecycle.DB
 	from, to  kubeversion.Minor
 	fullParse bool
+	names     *harmlessNames
 }
 
 // collector gathers what one reader found. Readers that run side by side have one each.

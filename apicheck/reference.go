@@ -86,8 +86,8 @@ func (c *collector) refer(og origin, o object, n *yaml.Node, path string, g life
 }
 
 // groupKindGone says whether the target serves no version of a built-in kind in a group that once did.
-func (c *collector) groupKindGone(group, kind string) bool {
-	return gone(c.db.Versions(group, kind), c.to)
+func (j *judge) groupKindGone(group, kind string) bool {
+	return gone(j.db.Versions(group, kind), j.to)
 }
 
 func gone(versions []*lifecycle.Kind, at kubeversion.Minor) bool {

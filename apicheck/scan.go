@@ -84,7 +84,7 @@ func Scan(ctx context.Context, o Options) (Report, error) {
 	if o.To.Compare(o.From) < 0 {
 		return Report{}, fmt.Errorf("scan API use: the target %s is older than %s, which runs: downgrades are not judged", o.To, o.From)
 	}
-	j := &judge{db: db, from: o.From, to: o.To, fullParse: o.FullParse}
+	j := &judge{db: db, from: o.From, to: o.To, fullParse: o.FullParse, names: &harmlessNames{}}
 	all := j.collector()
 	if db.Newest.Compare(o.To) < 0 {
 		all.unread("Kubernetes "+o.To.String(), 0, "planned, not observed: the database ends at %s, so what %s removes is only announced", db.Newest, o.To)
