@@ -136,9 +136,11 @@ func (u Unit) systemdRun() []string {
 }
 
 // startScript makes the directory $1 for output and becomes systemd-run, $4 and on. The log $3 of an earlier unit goes
-// unless systemd still knows the unit $2, whose log it then is.
+// unless systemd still knows the unit $2, whose log it then is; the lock is for others who look at the same time.
 const startScript = `umask 077
 mkdir -p -- "$1" || exit 1
+exec 9>"$1/lock"
+flock 9 || exit 1
 case $(systemctl show --property=LoadState --value -- "$2") in not-found) rm -f -- "$3" ;; esac
 shift 3
 exec "$@"
