@@ -447,11 +447,11 @@ func (u *up) look(ctx context.Context, n *node) error {
 		if n.quirks, err = f.quirks(n.name, n.machine, u.spec.AllowCgroupV1, given); err != nil {
 			return "", err
 		}
-		if w := n.quirks.words(); w != "" {
-			u.emit(event.Event{Type: event.Note, Subject: n.name, Msg: "this machine needs: " + w})
-		}
 		if f.Owner == u.state.owner() {
 			return "", nil
+		}
+		if w := n.quirks.words(); w != "" {
+			u.noteNode(n, "this machine needs: "+w)
 		}
 		// From here on the machine is known as ours, and may be reset while it is no member yet.
 		return "is fit to be a node", n.h.WriteFile(ctx, ownerFile, []byte(u.state.owner()+"\n"), 0o644)
