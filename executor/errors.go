@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/kubeversion"
 )
 
 // StaleError is a plan whose basis no longer holds.
 type StaleError struct {
-	// Diff says what changed, a sentence each.
+	// To is where the plan goes; Diff says what changed, a sentence each.
+	To   kubeversion.V
 	Diff []string
 }
 
@@ -19,7 +21,7 @@ func (e *StaleError) Error() string {
 }
 
 // Next is the command to run.
-func (e *StaleError) Next() string { return "belay plan --to VERSION -o plan.json" }
+func (e *StaleError) Next() string { return "belay plan --to " + e.To.Bare() + " -o plan.json" }
 
 // StoppedError is a run that ended before its last step and can be resumed.
 type StoppedError struct {
@@ -73,8 +75,14 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("another run works on this cluster: %s, since %s, its lease (kube-system/%s) ends %s unless it is renewed",
-		e.Holder, e.Since.UTC().Format(time.RFC3339), LeaseName, e.Expires.UTC().Format(time.RFC3339))
+	s := "another run works on this cluster: " + e.Holder
+	if !e.Since.IsZero() {
+		s += ", since " + e.Since.UTC().Format(time.RFC3339)
+	}
+	if !e.Expires.IsZero() {
+		s += fmt.Sprintf("; its lease (kube-system/%s) ends %s unless it is renewed", LeaseName, e.Expires.UTC().Format(time.RFC3339))
+	}
+	return s
 }
 
 // Next is the command to run.

@@ -10,16 +10,12 @@ import (
 	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/journal"
 	"github.com/belayops/belay/plan"
 )
 
 // lostTries is how often a step is taken up again, after asking Probe, when the outcome of something it did was lost.
 const lostTries = 3
-
-// log is the journal as the loop needs it.
-type log interface {
-	Append(step string, kind recordKind, data any, err error) error
-}
 
 // loop carries out the steps of a plan.
 type loop struct {
@@ -30,12 +26,6 @@ type loop struct {
 	stop     <-chan struct{}
 	handlers map[plan.Kind]Handler
 	report   *Report
-}
-
-// stepState is what the journal has of a step.
-type stepState struct {
-	// begun: there is an intent; done: and an outcome after it.
-	begun, done bool
 }
 
 func (l *loop) run(ctx context.Context) error {
@@ -143,7 +133,7 @@ func (l *loop) step(ctx context.Context, s plan.Step, index, total int) error {
 		}
 	}
 	// The intent is on disk before anything is changed: a step without one was not begun.
-	if err := l.log.Append(s.ID, recIntent, map[string]string{"found": f.Progress.String(), "detail": f.Detail}, nil); err != nil {
+	if err := note(l.log, s.ID, journal.Intent, map[string]string{"found": f.Progress.String(), "detail": f.Detail}, nil); err != nil {
 		return failed(false, err)
 	}
 	l.state[s.ID] = stepState{begun: true}
@@ -158,7 +148,7 @@ func (l *loop) step(ctx context.Context, s plan.Step, index, total int) error {
 		}
 	}
 	elapsed := time.Since(start)
-	if err := l.log.Append(s.ID, recOutcome, map[string]any{"seconds": elapsed.Seconds(), "skipped": f.Progress == Done}, nil); err != nil {
+	if err := note(l.log, s.ID, journal.Outcome, map[string]any{"seconds": elapsed.Seconds(), "skipped": f.Progress == Done}, nil); err != nil {
 		return failed(true, err)
 	}
 	l.state[s.ID] = stepState{begun: true, done: true}
@@ -199,7 +189,7 @@ func (l *loop) apply(ctx context.Context, h Handler, s plan.Step) error {
 
 // record writes a failure to the journal; the run ends with result all the same.
 func (l *loop) record(s plan.Step, result, cause error) error {
-	if err := l.log.Append(s.ID, recFailed, nil, cause); err != nil {
+	if err := note(l.log, s.ID, journal.Failed, nil, cause); err != nil {
 		return errors.Join(result, err)
 	}
 	return result

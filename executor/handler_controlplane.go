@@ -206,7 +206,15 @@ func (h controlPlane) Apply(ctx context.Context, s plan.Step) error {
 	if err != nil {
 		return err
 	}
-	if u.State != UnitRunning {
+	switch u.State {
+	case UnitRunning:
+	case UnitSucceeded:
+		// It may have come to its end since Probe looked.
+		if f, err := h.Probe(ctx, s, false); err != nil || f.Progress == Done {
+			return err
+		}
+		fallthrough
+	case UnitAbsent, UnitFailed:
 		if err := h.restoreManifests(ctx, s, m); err != nil {
 			return err
 		}

@@ -249,6 +249,10 @@ func (h kubeletConfig) Probe(ctx context.Context, s plan.Step, _ bool) (Found, e
 }
 
 func (h kubeletConfig) Apply(ctx context.Context, s plan.Step) error {
+	// It may have come to its end since Probe looked.
+	if f, err := h.Probe(ctx, s, false); err != nil || f.Progress == Done {
+		return err
+	}
 	return h.inUnit(ctx, s, kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.IgnorePreflightErrors))
 }
 

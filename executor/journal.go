@@ -2,77 +2,49 @@ package executor
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
-	"time"
+
+	"github.com/belayops/belay/internal/journal"
 )
 
-type recordKind string
-
-const (
-	recIntent   recordKind = "intent"
-	recOutcome  recordKind = "outcome"
-	recFailed   recordKind = "failed"
-	recNote     recordKind = "note"
-	recTakeover recordKind = "takeover"
-)
-
-type record struct {
-	Time  time.Time       `json:"time"`
-	Step  string          `json:"step"`
-	Kind  recordKind      `json:"kind"`
-	Data  json.RawMessage `json:"data,omitempty"`
-	Error string          `json:"error,omitempty"`
+// log is the journal as the loop needs it.
+type log interface {
+	Append(r journal.Record) error
 }
 
-type fileJournal struct{ f *os.File }
-
-func (j *fileJournal) Append(step string, kind recordKind, data any, cause error) error {
-	r := record{Time: time.Now().UTC(), Step: step, Kind: kind}
+// note appends a record with data to a journal.
+func note(l log, step string, kind journal.Kind, data any, cause error) error {
+	r := journal.Record{Step: step, Kind: kind}
 	if cause != nil {
 		r.Error = cause.Error()
 	}
 	if data != nil {
 		b, err := json.Marshal(data)
 		if err != nil {
-			return err
+			return fmt.Errorf("journal: %w", err)
 		}
 		r.Data = b
 	}
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	if _, err := j.f.Write(append(b, '\n')); err != nil {
-		return err
-	}
-	return j.f.Sync()
+	return l.Append(r)
 }
 
-func (j *fileJournal) Close() error { return j.f.Close() }
+// ended names the states of a run that has ended.
+type ended string
 
-func (r *Run) createJournal(Options) error {
-	f, err := os.OpenFile(filepath.Join(r.Dir, journalFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	return f.Close()
+const (
+	stateFinished ended = "finished"
+	stateAborted  ended = "aborted"
+)
+
+type endNote struct {
+	State ended `json:"state"`
 }
 
-func (r *Run) openJournal() (*fileJournal, error) {
-	f, err := os.OpenFile(filepath.Join(r.Dir, journalFile), os.O_APPEND|os.O_WRONLY, 0o600)
-	return &fileJournal{f}, err
-}
-
-func (r *Run) append(kind recordKind, data any) error {
-	j, err := r.openJournal()
-	if err != nil {
-		return err
-	}
-	return errors.Join(j.Append(runStep, kind, data, nil), j.Close())
+// stepState is what the journal has of a step.
+type stepState struct {
+	// begun: there is an intent; done: and an outcome after it.
+	begun, done bool
 }
 
 // replayed is what a journal says of a run.
@@ -83,44 +55,45 @@ type replayed struct {
 	ended     ended
 }
 
-func (r *Run) replay() (replayed, error) {
-	b, err := os.ReadFile(filepath.Join(r.Dir, journalFile))
-	if err != nil {
-		return replayed{}, err
-	}
+func replay(records []journal.Record) replayed {
 	out := replayed{steps: map[string]stepState{}}
-	for line := range strings.Lines(string(b)) {
-		var rec record
-		if err := json.Unmarshal([]byte(line), &rec); err != nil {
-			return replayed{}, fmt.Errorf("journal: %w", err)
+	for _, rec := range records {
+		if rec.Step == "" {
+			var d endNote
+			if rec.Kind == journal.Note && json.Unmarshal(rec.Data, &d) == nil && d.State != "" {
+				out.ended = d.State
+			}
+			continue
 		}
-		out.take(rec)
+		st := out.steps[rec.Step]
+		switch rec.Kind {
+		case journal.Intent:
+			st, out.err = stepState{begun: true}, ""
+		case journal.Outcome:
+			st, out.err = stepState{begun: true, done: true}, ""
+		case journal.Failed:
+			out.err = rec.Error
+		case journal.Note, journal.Takeover:
+		}
+		out.steps[rec.Step] = st
+		out.last = rec.Step
 	}
-	return out, nil
+	return out
 }
 
-func (out *replayed) take(rec record) {
-	if rec.Step == runStep {
-		var d struct {
-			State ended `json:"state"`
-		}
-		if len(rec.Data) > 0 && json.Unmarshal(rec.Data, &d) == nil && d.State != "" {
-			out.ended = d.State
-		}
-		return
+func (r *Run) journalPath() string { return filepath.Join(r.Dir, journalFile) }
+
+// read replays the journal without locking it.
+func (r *Run) read() (replayed, error) {
+	_, records, err := journal.Read(r.journalPath())
+	return replay(records), err
+}
+
+// open takes the journal over. Another process that has it makes a *BusyError.
+func (r *Run) open() (*journal.Journal, replayed, error) {
+	j, records, err := journal.Open(r.journalPath())
+	if err != nil {
+		return nil, replayed{}, busyJournal(r.ID, err)
 	}
-	st := out.steps[rec.Step]
-	switch rec.Kind {
-	case recIntent:
-		st.begun, st.done = true, false
-		out.err = ""
-	case recOutcome:
-		st.begun, st.done = true, true
-		out.err = ""
-	case recFailed:
-		out.err = rec.Error
-	case recNote, recTakeover:
-	}
-	out.steps[rec.Step] = st
-	out.last = rec.Step
+	return j, replay(records), nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/belayops/belay/internal/atomicfile"
 	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/journal"
 	"github.com/belayops/belay/plan"
 )
 
@@ -27,11 +28,7 @@ const (
 	planFile     = "plan.json"
 	journalFile  = "journal.jsonl"
 	baselineFile = "baseline.json"
-	lockName     = "lock"
 )
-
-// runStep is the step name of records that are about the run itself.
-const runStep = "run"
 
 // Options say where a run is kept, who runs it, and what is watched meanwhile.
 type Options struct {
@@ -46,6 +43,9 @@ type Options struct {
 	Targets []Target
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+
+	// wrapLog lets tests end the process at a record.
+	wrapLog func(log) log
 }
 
 func (o Options) now() time.Time {
@@ -98,44 +98,37 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 		}
 	}
 	if len(diff) > 0 {
-		return nil, &StaleError{Diff: diff}
+		return nil, &StaleError{To: p.To, Diff: diff}
 	}
 	r := &Run{ID: id, Dir: filepath.Join(o.Dir, p.Lineage, id), Plan: p}
-	unlock, err := r.create(s, o)
+	j, err := r.create(s, o)
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
 	started = true
-	return r.work(ctx, env, l, s, o)
+	return r.work(ctx, env, j, replay(nil), l, s, o)
 }
 
 // Resume takes up a run that stopped or whose process was killed.
 func (r *Run) Resume(ctx context.Context, env Env, o Options) (*Report, error) {
-	unlock, err := r.lock()
-	if err != nil {
+	if st, err := r.read(); err != nil {
 		return nil, err
-	}
-	defer unlock()
-	baseline, err := r.baseline()
-	if err != nil {
-		return nil, err
-	}
-	st, err := r.replay()
-	if err != nil {
-		return nil, err
-	}
-	if st.ended != "" {
+	} else if st.ended != "" {
 		return nil, fmt.Errorf("run %s is %s: there is nothing to resume", r.ID, st.ended)
+	}
+	baseline, err := r.Baseline()
+	if err != nil {
+		return nil, err
+	}
+	j, st, err := r.open()
+	if err != nil {
+		return nil, err
 	}
 	l := &lease{client: env.Client, run: r.ID, owner: o.owner(), now: o.now}
 	if err := r.retake(ctx, env, l, st); err != nil {
-		return nil, err
+		return nil, errors.Join(err, j.Close())
 	}
-	if err := r.append(recTakeover, map[string]any{"who": o.Who, "host": o.Host, "pid": o.PID, "tool": o.Tool}); err != nil {
-		return nil, err
-	}
-	return r.work(ctx, env, l, baseline, o)
+	return r.work(ctx, env, j, st, l, baseline, o)
 }
 
 // retake takes the lease for a resumed run. A control plane step that was cut off may have left the only apiserver down: then
@@ -151,7 +144,7 @@ func (r *Run) retake(ctx context.Context, env Env, l *lease, st replayed) error 
 	err := condition.Wait(ctx, condition.Condition{Name: "the API to give the lease", Check: func(ctx context.Context) error {
 		ns, err := env.Client.CoreV1().Namespaces().Get(ctx, "kube-system", metav1.GetOptions{})
 		if err == nil && string(ns.UID) != r.Plan.Lineage {
-			return condition.Final(&StaleError{Diff: []string{fmt.Sprintf("this is another cluster: UID of namespace kube-system is %s, the run's is %s", ns.UID, r.Plan.Lineage)}})
+			return condition.Final(&StaleError{To: r.Plan.To, Diff: []string{fmt.Sprintf("this is another cluster: UID of namespace kube-system is %s, the run's is %s", ns.UID, r.Plan.Lineage)}})
 		}
 		if err == nil {
 			err = l.acquire(ctx)
@@ -169,16 +162,8 @@ func (r *Run) retake(ctx context.Context, env Env, l *lease, st replayed) error 
 }
 
 // work runs the loop under the lease.
-func (r *Run) work(ctx context.Context, env Env, l *lease, baseline *cluster.State, o Options) (*Report, error) {
+func (r *Run) work(ctx context.Context, env Env, j *journal.Journal, st replayed, l *lease, baseline *cluster.State, o Options) (*Report, error) {
 	start := o.now()
-	st, err := r.replay()
-	if err != nil {
-		return nil, err
-	}
-	j, err := r.openJournal()
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	kept := make(chan struct{})
@@ -193,12 +178,15 @@ func (r *Run) work(ctx context.Context, env Env, l *lease, baseline *cluster.Sta
 	outages := watchOutages(ctx, o.Targets)
 	t := &task{Env: &env, run: r.ID, plan: r.Plan, baseline: baseline}
 	report := &Report{Schema: ReportSchema, Run: r.ID, From: r.Plan.From.String(), To: r.Plan.To.String()}
-	lp := &loop{task: t, log: j, state: st.steps, stop: o.Stop, handlers: t.handlers(), report: report}
-	err = lp.run(ctx)
+	lp := &loop{task: t, log: log(j), state: st.steps, stop: o.Stop, handlers: t.handlers(), report: report}
+	if o.wrapLog != nil {
+		lp.log = o.wrapLog(lp.log)
+	}
+	err := lp.run(ctx)
 	report.Outages = outages()
 	report.Seconds = o.now().Sub(start).Seconds()
 	if err == nil {
-		err = j.Append(runStep, recNote, map[string]string{"state": string(stateFinished)}, nil)
+		err = note(lp.log, "", journal.Note, endNote{stateFinished}, nil)
 	}
 	interrupted := ctx.Err() != nil
 	cancel(nil)
@@ -224,27 +212,11 @@ func giveBack(ctx context.Context, sink event.Sink, l *lease, run string) {
 	}
 }
 
-// ended names the states of a run that has ended.
-type ended string
-
-const (
-	stateFinished ended = "finished"
-	stateAborted  ended = "aborted"
-)
-
 // create makes the run's directory; the journal is made last, as a directory without one is no run.
-func (r *Run) create(baseline *cluster.State, o Options) (unlock func(), err error) {
+func (r *Run) create(baseline *cluster.State, o Options) (*journal.Journal, error) {
 	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the run's directory: %w", err)
 	}
-	if unlock, err = r.lock(); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			unlock()
-		}
-	}()
 	b, err := r.Plan.Encode()
 	if err != nil {
 		return nil, err
@@ -258,39 +230,20 @@ func (r *Run) create(baseline *cluster.State, o Options) (unlock func(), err err
 	if err := atomicfile.WriteFile(filepath.Join(r.Dir, baselineFile), b, 0o600); err != nil {
 		return nil, err
 	}
-	return unlock, r.createJournal(o)
+	return journal.Create(r.journalPath(), journal.Header{Plan: r.Plan.Digest, Run: r.ID, Lineage: r.Plan.Lineage, Tool: o.Tool,
+		Owner: journal.Owner{Who: o.Who, Host: o.Host, PID: o.PID}, Time: o.now()})
 }
 
-// lock keeps other processes of this computer from the run.
-func (r *Run) lock() (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(r.Dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("run %s: %w", r.ID, err)
+// busyJournal tells a run that another process of this computer carries out.
+func busyJournal(run string, err error) error {
+	if locked := (*journal.LockedError)(nil); errors.As(err, &locked) {
+		return &BusyError{Holder: fmt.Sprintf("run %s by %s", run, locked.Owner)}
 	}
-	ok, err := lockFile(f)
-	if err == nil && !ok {
-		b := &BusyError{Holder: "run " + r.ID + " in another process of this computer"}
-		if st, serr := os.Stat(filepath.Join(r.Dir, journalFile)); serr == nil {
-			b.Since = st.ModTime()
-		}
-		err = b
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() { _ = f.Close() }, nil
+	return err
 }
 
-func (r *Run) locked() bool {
-	unlock, err := r.lock()
-	if err != nil {
-		return true
-	}
-	unlock()
-	return false
-}
-
-func (r *Run) baseline() (*cluster.State, error) {
+// Baseline is the state of the cluster when the run began.
+func (r *Run) Baseline() (*cluster.State, error) {
 	b, err := os.ReadFile(filepath.Join(r.Dir, baselineFile))
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", r.ID, err)
@@ -301,9 +254,6 @@ func (r *Run) baseline() (*cluster.State, error) {
 	}
 	return s, nil
 }
-
-// Baseline is the state of the cluster when the run began.
-func (r *Run) Baseline() (*cluster.State, error) { return r.baseline() }
 
 // OpenRun finds a run by its id; "" is the newest that has not ended, or else the newest.
 func OpenRun(dir, id string) (*Run, error) {
@@ -319,7 +269,7 @@ func OpenRun(dir, id string) (*Run, error) {
 			break
 		}
 		if id == "" {
-			st, err := r.replay()
+			st, err := r.read()
 			if err == nil && st.ended == "" {
 				newest = r
 				break
@@ -381,17 +331,17 @@ func noUnfinished(dir, lineage string) error {
 		if filepath.Base(filepath.Dir(r.Dir)) != lineage {
 			continue
 		}
-		st, err := r.replay()
+		st, err := r.read()
 		if err != nil {
 			return fmt.Errorf("run %s: %w", r.ID, err)
 		}
 		if st.ended != "" {
 			continue
 		}
-		if unlock, err := r.lock(); err != nil {
+		if owner, locked, err := journal.Locked(r.journalPath()); err != nil {
 			return err
-		} else {
-			unlock()
+		} else if locked {
+			return busyJournal(r.ID, &journal.LockedError{Path: r.journalPath(), Owner: owner})
 		}
 		return &UnfinishedError{Run: r.ID, Step: st.last}
 	}
@@ -435,16 +385,20 @@ type StepStatus struct {
 
 // Status reads how far the run is.
 func (r *Run) Status() (*Status, error) {
-	st, err := r.replay()
+	st, err := r.read()
 	if err != nil {
 		return nil, err
 	}
 	out := &Status{Schema: StatusSchema, Run: r.ID, Dir: r.Dir, Lineage: r.Plan.Lineage, Cluster: r.Plan.Cluster,
 		From: r.Plan.From.String(), To: r.Plan.To.String(), Step: st.last, Error: st.err}
+	_, locked, err := journal.Locked(r.journalPath())
+	if err != nil {
+		return nil, err
+	}
 	switch {
 	case st.ended != "":
 		out.State, out.Step = string(st.ended), ""
-	case r.locked():
+	case locked:
 		out.State = "running"
 	default:
 		out.State = "stopped"
@@ -466,19 +420,17 @@ func (r *Run) Status() (*Status, error) {
 
 // Abort gives a run up: it uncordons what the run cordoned, removes its canary pods, and marks it as ended. It takes no version back.
 // The sentences say what was done.
-func (r *Run) Abort(ctx context.Context, env Env, o Options) ([]string, error) {
-	unlock, err := r.lock()
-	if err != nil {
+func (r *Run) Abort(ctx context.Context, env Env, o Options) (did []string, err error) {
+	if st, err := r.read(); err != nil {
 		return nil, err
-	}
-	defer unlock()
-	st, err := r.replay()
-	if err != nil {
-		return nil, err
-	}
-	if st.ended != "" {
+	} else if st.ended != "" {
 		return nil, fmt.Errorf("run %s is %s already", r.ID, st.ended)
 	}
+	j, st, err := r.open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, j.Close()) }()
 	t := &task{Env: &env, run: r.ID, plan: r.Plan}
 	for _, s := range r.Plan.Steps {
 		if !st.steps[s.ID].begun || st.steps[s.ID].done || s.Kind != plan.KubeadmApply && s.Kind != plan.KubeadmNode && s.Kind != plan.KubeletConfig {
@@ -501,7 +453,6 @@ func (r *Run) Abort(ctx context.Context, env Env, o Options) ([]string, error) {
 		return nil, err
 	}
 	defer giveBack(ctx, env.Sink, l, r.ID)
-	var did []string
 	for _, b := range r.Plan.Basis.Nodes {
 		n, err := env.Client.CoreV1().Nodes().Get(ctx, b.Name, metav1.GetOptions{})
 		if err != nil {
@@ -517,5 +468,5 @@ func (r *Run) Abort(ctx context.Context, env Env, o Options) ([]string, error) {
 			return did, err
 		}
 	}
-	return append(did, "ended run "+r.ID), r.append(recNote, map[string]string{"state": string(stateAborted)})
+	return append(did, "ended run "+r.ID), note(j, "", journal.Note, endNote{stateAborted}, nil)
 }

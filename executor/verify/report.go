@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -75,7 +76,7 @@ func Run(ctx context.Context, cs []condition.Condition, timeout time.Duration, s
 // last is what a wait saw last.
 func last(err error) string {
 	if late := (*condition.TimeoutError)(nil); errors.As(err, &late) && late.Last != nil {
-		return late.Last.Error()
+		return strings.ReplaceAll(late.Last.Error(), "\n", "; ")
 	}
 	return err.Error()
 }

@@ -1,0 +1,453 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/journal"
+	"github.com/belayops/belay/internal/kubeversion"
+	"github.com/belayops/belay/plan"
+)
+
+// killLog ends the process at the n-th record, before or after it is written.
+type killLog struct {
+	log
+	w     *world
+	n     int
+	after bool
+	count int
+	kinds []string
+}
+
+func (k *killLog) Append(r journal.Record) error {
+	k.count++
+	k.kinds = append(k.kinds, string(r.Kind)+" "+r.Step)
+	if k.w.dead {
+		return errKilled
+	}
+	if k.count == k.n && !k.after {
+		k.w.dead = true
+		return errKilled
+	}
+	if err := k.log.Append(r); err != nil {
+		return err
+	}
+	if k.count == k.n {
+		k.w.dead = true
+		return errKilled
+	}
+	return nil
+}
+
+func options(dir string) Options {
+	return Options{Dir: dir, Who: "alice", Host: "bastion", PID: 4711, Tool: "test"}
+}
+
+// revive is a new process over the same cluster.
+func (w *world) revive() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dead, w.strike = false, nil
+}
+
+// undisturbed gives the end state of a run that nothing disturbs, and how many records and operations it took.
+func undisturbed(t *testing.T, cps, workers int) (end string, records []string, ops int) {
+	t.Helper()
+	w := newWorld(t, cps, workers)
+	k := &killLog{w: w}
+	o := options(t.TempDir())
+	o.wrapLog = func(l log) log { k.log = l; return k }
+	r, err := Apply(t.Context(), w.env(), w.plan(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Steps) != len(w.plan(t).Steps) {
+		t.Errorf("%d steps in the report, %d in the plan", len(r.Steps), len(w.plan(t).Steps))
+	}
+	end = w.end(t)
+	for _, want := range []string{"kubelet v1.37.2", "etcd:3.7.0-0", "cordoned false, annotations map[]", "0 canaries"} {
+		if !strings.Contains(end, want) {
+			t.Fatalf("the undisturbed end has no %q:\n%s", want, end)
+		}
+	}
+	if strings.Contains(end, "lease") || strings.Contains(end, "pod-infra") {
+		t.Fatalf("the undisturbed end is not clean:\n%s", end)
+	}
+	return end, k.kinds, w.ops
+}
+
+// finish resumes until the run ends, as a person would.
+func finish(t *testing.T, w *world, dir string) {
+	t.Helper()
+	for range 5 {
+		run, err := OpenRun(dir, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = run.Resume(t.Context(), w.env(), options(dir))
+		if err == nil {
+			return
+		}
+		t.Logf("resume: %v", err)
+	}
+	t.Fatal("the run does not end")
+}
+
+func TestKilledAtEveryRecord(t *testing.T) {
+	for _, size := range [][2]int{{1, 1}, {3, 1}} {
+		want, records, _ := undisturbed(t, size[0], size[1])
+		for n := 1; n <= len(records); n++ {
+			for _, after := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%d+%d/%s/after=%v", size[0], size[1], records[n-1], after), func(t *testing.T) {
+					t.Parallel()
+					w := newWorld(t, size[0], size[1])
+					dir := t.TempDir()
+					o := options(dir)
+					o.wrapLog = func(l log) log { return &killLog{log: l, w: w, n: n, after: after} }
+					if _, err := Apply(t.Context(), w.env(), w.plan(t), o); !errors.Is(err, errKilled) {
+						t.Fatalf("the process was not killed: %v", err)
+					}
+					w.revive()
+					// The very last record may have been the run's end.
+					if run, err := OpenRun(dir, ""); err != nil {
+						t.Fatal(err)
+					} else if st, err := run.read(); err != nil {
+						t.Fatal(err)
+					} else if st.ended == "" {
+						finish(t, w, dir)
+					}
+					if got := w.end(t); got != want {
+						t.Errorf("the end differs:\n%s\nwant\n%s", got, want)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestStruckAtEveryOperation ends the process, or loses the answer, at every single thing that is done on a machine.
+func TestStruckAtEveryOperation(t *testing.T) {
+	want, _, ops := undisturbed(t, 1, 1)
+	for name, hit := range map[string]error{"killed": errKilled, "lost": &host.LostError{Host: "m", Argv: []string{"x"}, Err: errors.New("connection reset")},
+		"not started": &host.NotStartedError{Host: "m", Err: errors.New("no route")}} {
+		for n := 1; n <= ops; n++ {
+			for _, after := range []bool{false, true} {
+				if name == "not started" && after {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%d/after=%v", name, n, after), func(t *testing.T) {
+					t.Parallel()
+					w := newWorld(t, 1, 1)
+					dir := t.TempDir()
+					w.strike = func(op int, isAfter bool) error {
+						if op == n && isAfter == after {
+							return hit
+						}
+						return nil
+					}
+					o := options(dir)
+					o.wrapLog = func(l log) log { return &killLog{log: l, w: w} }
+					_, err := Apply(t.Context(), w.env(), w.plan(t), o)
+					if err != nil {
+						var stopped *StoppedError
+						var unknown *UnknownError
+						if !errors.As(err, &stopped) && !errors.As(err, &unknown) {
+							t.Fatalf("the error says neither stopped nor unknown: %v", err)
+						}
+						w.revive()
+						finish(t, w, dir)
+					}
+					if got := w.end(t); got != want {
+						t.Errorf("the end differs:\n%s\nwant\n%s", got, want)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestFailedControlPlaneTouchesNoKubelet(t *testing.T) {
+	w := newWorld(t, 3, 2)
+	fails := true
+	w.unit = func(string, []string) unitFate {
+		if fails {
+			return unitFails
+		}
+		return unitWorks
+	}
+	dir := t.TempDir()
+	_, err := Apply(t.Context(), w.env(), w.plan(t), options(dir))
+	var stopped *StoppedError
+	if !errors.As(err, &stopped) || stopped.Step != "control-plane@1.37.2/cp1" || !stopped.Begun {
+		t.Fatalf("got %v, want a stop in the first control plane step", err)
+	}
+	var unit *UnitError
+	if !errors.As(err, &unit) || !strings.Contains(err.Error(), "journalctl") || !strings.HasPrefix(stopped.Next(), "belay resume ") {
+		t.Errorf("the error does not say where to look and what to do: %v", err)
+	}
+	for name, m := range w.machines {
+		if m.version != v1363 || string(m.files["/usr/bin/kubelet"]) != "kubelet v1.36.3" {
+			t.Errorf("the kubelet of %s was touched", name)
+		}
+	}
+	for k, n := range w.started {
+		if k != "cp1 upgrade apply" || n != 1 {
+			t.Errorf("%s was started %d times", k, n)
+		}
+	}
+	run, err := OpenRun(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := run.Status(); err != nil || st.State != "stopped" || st.Step != stopped.Step || st.Error == "" {
+		t.Errorf("status %+v, %v", st, err)
+	}
+	// A second plan is refused while this run has not ended.
+	var unfinished *UnfinishedError
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(dir)); !errors.As(err, &unfinished) || unfinished.Run != run.ID {
+		t.Errorf("a new run beside an unfinished one: %v", err)
+	}
+	fails = false
+	finish(t, w, dir)
+	if end := w.end(t); strings.Contains(end, "kubelet v1.36.3") {
+		t.Errorf("not upgraded:\n%s", end)
+	}
+}
+
+func TestManifestLostBetweenRenames(t *testing.T) {
+	want, _, _ := undisturbed(t, 1, 1)
+	w := newWorld(t, 1, 1)
+	cut := true
+	w.unit = func(node string, _ []string) unitFate {
+		if cut && node == "cp1" {
+			cut = false
+			return unitCut
+		}
+		return unitWorks
+	}
+	dir := t.TempDir()
+	var stopped *StoppedError
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(dir)); !errors.As(err, &stopped) || stopped.Step != "control-plane@1.37.2/cp1" {
+		t.Fatalf("got %v", err)
+	}
+	finish(t, w, dir)
+	if got := w.end(t); got != want {
+		t.Errorf("the end differs:\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestBrokenEtcdAsksForAPerson(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	w.unit = func(string, []string) unitFate { return unitBreaksEtcd }
+	var stopped *StoppedError
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(t.TempDir())); !errors.As(err, &stopped) || len(stopped.Do) == 0 || !strings.Contains(err.Error(), "roll-back of etcd restores nothing") {
+		t.Errorf("got %v, want what a person can do about etcd", err)
+	}
+}
+
+func TestStalePlan(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	p := w.plan(t)
+	w.initial.Nodes[1].Unschedulable = true
+	dir := t.TempDir()
+	var stale *StaleError
+	if _, err := Apply(t.Context(), w.env(), p, options(dir)); !errors.As(err, &stale) || !strings.Contains(err.Error(), "w1 was schedulable, is cordoned") {
+		t.Errorf("got %v, want the difference", err)
+	}
+	if runs, err := listRuns(dir); err != nil || len(runs) != 0 {
+		t.Errorf("a refused plan left %v, %v", runs, err)
+	}
+	if strings.Contains(w.end(t), "lease") {
+		t.Error("a refused plan left the lease")
+	}
+}
+
+func TestOneRunAtATime(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	l := &lease{client: w.client, run: "other", owner: "bob@laptop, process 1", now: time.Now}
+	if err := l.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var busy *BusyError
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(t.TempDir())); !errors.As(err, &busy) || !strings.Contains(err.Error(), "bob@laptop") || busy.Since.IsZero() {
+		t.Fatalf("got %v, want who holds the cluster and since when", err)
+	}
+	// Another run's lease that ran out is taken.
+	l.now = func() time.Time { return time.Now().Add(-2 * leaseDuration) }
+	if err := l.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(t.TempDir())); err != nil {
+		t.Fatal(err)
+	}
+	// The late holder notices, and does not take away what is not its own.
+	l.now = time.Now
+	if err := l.release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStopAfterTheStep(t *testing.T) {
+	want, _, _ := undisturbed(t, 1, 1)
+	w := newWorld(t, 1, 1)
+	dir := t.TempDir()
+	o := options(dir)
+	stop := make(chan struct{})
+	o.Stop = stop
+	w.unit = func(string, []string) unitFate {
+		close(stop)
+		w.unit = nil
+		return unitWorks
+	}
+	var stopped *StoppedError
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), o); !errors.As(err, &stopped) || stopped.Begun || stopped.Step != "control-plane-gate@1.37.2" {
+		t.Fatalf("got %v, want a stop before the step after kubeadm", err)
+	}
+	finish(t, w, dir)
+	if got := w.end(t); got != want {
+		t.Errorf("the end differs:\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestCancelStopsAtOnceAndTheUnitGoesOn(t *testing.T) {
+	want, _, _ := undisturbed(t, 1, 1)
+	w := newWorld(t, 1, 1)
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	w.strike = func(int, bool) error {
+		if w.started["cp1 upgrade apply"] > 0 {
+			cancel()
+		}
+		return nil
+	}
+	var stopped *StoppedError
+	if _, err := Apply(ctx, w.env(), w.plan(t), options(dir)); !errors.As(err, &stopped) || !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	w.revive()
+	finish(t, w, dir)
+	if got := w.end(t); got != want {
+		t.Errorf("the end differs:\n%s\nwant\n%s", got, want)
+	}
+	if n := w.started["cp1 upgrade apply"]; n != 1 {
+		t.Errorf("kubeadm was started %d times; the unit that was at work was to be waited for", n)
+	}
+}
+
+func TestAbortUndoesOnlyItsOwn(t *testing.T) {
+	w := newWorld(t, 1, 2)
+	w.initial.Nodes[2].Unschedulable = true
+	other := &task{Env: new(Env), run: "x"}
+	env := w.env()
+	other.Env = &env
+	if err := other.patchNode(t.Context(), "w2", `{"spec":{"unschedulable":true}}`); err != nil {
+		t.Fatal(err)
+	}
+	w.unit = func(node string, _ []string) unitFate {
+		if node == "w1" {
+			return unitFails
+		}
+		return unitWorks
+	}
+	dir := t.TempDir()
+	var stopped *StoppedError
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(dir)); !errors.As(err, &stopped) || stopped.Step != "kubelet-config@1.37.2/w1" {
+		t.Fatalf("got %v", err)
+	}
+	run, err := OpenRun(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	did, err := run.Abort(t.Context(), w.env(), options(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(did, " "), "uncordoned node w1") {
+		t.Errorf("did %v", did)
+	}
+	for name, want := range map[string]bool{"w1": false, "w2": true, "cp1": false} {
+		n, err := env.node(t.Context(), name)
+		if err != nil || n.Spec.Unschedulable != want || n.Annotations[plan.CordonAnnotation] != "" {
+			t.Errorf("node %s: unschedulable %v, %v, %v", name, n.Spec.Unschedulable, n.Annotations, err)
+		}
+	}
+	if _, err := run.Resume(t.Context(), w.env(), options(dir)); err == nil {
+		t.Error("an aborted run was resumed")
+	}
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(dir)); err != nil && errors.As(err, new(*UnfinishedError)) {
+		t.Errorf("an aborted run blocks the next: %v", err)
+	}
+}
+
+func TestDrainNamesTheBudgetThatHolds(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	for _, p := range []string{"web-1", "web-2"} {
+		pod, err := w.client.CoreV1().Pods("shop").Get(t.Context(), p, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod.Labels = map[string]string{"app": "web"}
+		if _, err := w.client.CoreV1().Pods("shop").Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "tight", Namespace: "shop"},
+		Spec:   policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
+		Status: policyv1.PodDisruptionBudgetStatus{CurrentHealthy: 2, DesiredHealthy: 2}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.refuse = func(string) error { return apierrors.NewTooManyRequests("budget", 1) }
+	_, err = Apply(t.Context(), w.env(), w.plan(t), options(t.TempDir()))
+	var stopped *StoppedError
+	if !errors.As(err, &stopped) || !strings.HasPrefix(stopped.Step, "drain@") || !strings.Contains(err.Error(), "PodDisruptionBudget shop/tight allows no disruption (2 healthy, 2 wanted)") {
+		t.Errorf("got %v, want the drain to stop and name the budget", err)
+	}
+}
+
+func TestKubeletStepLooksAtEveryAPIServer(t *testing.T) {
+	w := newWorld(t, 3, 1)
+	env := w.env()
+	ask := env.APIServer
+	// Behind the balancer one apiserver turns out old after the gate: somebody put its manifest back.
+	gate := false
+	env.APIServer = nil
+	w.strike = nil
+	env.APIServer = func(ctx context.Context, node string) (v kubeversion.V, err error) {
+		if v, err = ask(ctx, node); gate && node == "cp2" {
+			v = v1363
+		}
+		return v, err
+	}
+	dir := t.TempDir()
+	o := options(dir)
+	o.wrapLog = func(l log) log {
+		return appendFunc(func(r journal.Record) error {
+			if r.Kind == journal.Outcome && r.Step == "drain@1.37.2/cp1" {
+				gate = true
+			}
+			return l.Append(r)
+		})
+	}
+	_, err := Apply(t.Context(), env, w.plan(t), o)
+	var pre *PreconditionError
+	if !errors.As(err, &pre) || pre.Step != "kubelet@1.37.2/cp1" || !strings.Contains(err.Error(), "cp2") {
+		t.Fatalf("got %v, want the kubelet step to be refused on account of cp2", err)
+	}
+	if w.machines["cp1"].version != v1363 {
+		t.Error("the kubelet was replaced all the same")
+	}
+}
+
+type appendFunc func(journal.Record) error
+
+func (f appendFunc) Append(r journal.Record) error { return f(r) }
