@@ -81,7 +81,7 @@ func Down(ctx context.Context, name string, o Options) (err error) {
 		return err
 	}
 	if spec != nil && spec.Machines == nil && state != nil {
-		if err := cleanHosts(ctx, dir, state, emit); err != nil {
+		if err := cleanHosts(ctx, dir, state, o.LeaveUnreachable, emit); err != nil {
 			return err
 		}
 	}
@@ -110,8 +110,22 @@ func removeMachines(ctx context.Context, name string, o Options, spec *Spec, sin
 	return nil
 }
 
+// UnreachableError is a host that Down cannot clean as nobody answers there.
+type UnreachableError struct {
+	Cluster string
+	Err     error
+}
+
+func (e *UnreachableError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the reason.
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// Next is the command for a host that will never answer again.
+func (e *UnreachableError) Next() string { return "belay cluster down " + e.Cluster + " --leave-unreachable" }
+
 // cleanHosts undoes on each host what Up did. Hosts that are not this cluster's are left alone.
-func cleanHosts(ctx context.Context, dir clusterDir, state *progress, emit func(event.Event)) error {
+func cleanHosts(ctx context.Context, dir clusterDir, state *progress, leaveUnreachable bool, emit func(event.Event)) error {
 	inv, err := inventory.Load(dir.inventory())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // no host was touched yet
@@ -127,7 +141,14 @@ func cleanHosts(ctx context.Context, dir clusterDir, state *progress, emit func(
 		emit(e)
 		err := cleanHost(ctx, hosts, name, state)
 		e.Type, e.Elapsed, e.Msg = event.StepDone, time.Since(start), "no node any more"
-		if err != nil {
+		unreached := errors.As(err, new(*host.NotStartedError)) && ctx.Err() == nil
+		switch {
+		case unreached && leaveUnreachable:
+			e.Type, e.Msg = event.Warning, "left as it is: "+err.Error()
+		case unreached:
+			err = &UnreachableError{Cluster: inv.Cluster, Err: err}
+			fallthrough
+		case err != nil:
 			e.Type, e.Err = event.StepFailed, err.Error()
 			errs = append(errs, fmt.Errorf("clean %s: %w", name, err))
 		}

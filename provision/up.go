@@ -34,6 +34,8 @@ type Options struct {
 	InstallTools bool
 	// SendFiles makes machines of this computer get their files over SSH, as other machines do, though they could see them.
 	SendFiles bool
+	// LeaveUnreachable lets Down forget hosts that do not answer, with what is on them.
+	LeaveUnreachable bool
 	// Sink receives progress; nil drops it.
 	Sink event.Sink
 	// Now is the clock; nil is time.Now.
@@ -179,7 +181,11 @@ func Up(ctx context.Context, spec *Spec, o Options) (res *Result, err error) {
 	u.total.Store(int32(1 + 3*n + n + 3)) // machines or connections; three per node; init and joins; network, ready, proof
 	u.emit(event.Event{Type: event.RunStarted, Total: int(u.total.Load()),
 		Msg: fmt.Sprintf("cluster %s: Kubernetes %s, %d+%d nodes", spec.Name, spec.Version().Bare(), spec.count(RoleControlPlane), spec.count(RoleWorker))})
-	for _, w := range spec.Warnings() {
+	warnings := spec.Warnings()
+	if spec.Machines == nil && !u.b.Official() {
+		warnings = append(warnings, "the bundle of "+spec.Version().Bare()+" was built here and is not the official release: it is fit for tests and rehearsals")
+	}
+	for _, w := range warnings {
 		u.emit(event.Event{Type: event.Warning, Subject: spec.Name, Msg: w})
 	}
 	defer func() {

@@ -155,7 +155,8 @@ func writeUp(d *deps, format render.Format, res *provision.Result) error {
 }
 
 func newClusterDownCmd(d *deps) *cobra.Command {
-	return &cobra.Command{
+	var leave bool
+	cmd := &cobra.Command{
 		Use:   "down NAME",
 		Short: "Take a cluster down and remove everything of it",
 		Long: `Take a cluster down: its machines with their disks if belay made them, else what
@@ -169,6 +170,7 @@ complete ones. A cluster that is gone already is no error.`,
 			if err != nil {
 				return err
 			}
+			o.LeaveUnreachable = leave
 			err = provision.Down(cmd.Context(), args[0], o)
 			if missing := (*provision.NotFoundError)(nil); errors.As(err, &missing) {
 				fmt.Fprintf(d.err, "there is no cluster %s; nothing to do\n", args[0])
@@ -177,6 +179,8 @@ complete ones. A cluster that is gone already is no error.`,
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&leave, "leave-unreachable", false, "forget hosts that do not answer, with what is on them")
+	return cmd
 }
 
 func newClusterListCmd(d *deps) *cobra.Command {
