@@ -122,7 +122,9 @@ func (e *UnreachableError) Error() string { return e.Err.Error() }
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
 // Next is the command for a host that will never answer again.
-func (e *UnreachableError) Next() string { return "belay cluster down " + e.Cluster + " --leave-unreachable" }
+func (e *UnreachableError) Next() string {
+	return "belay cluster down " + e.Cluster + " --leave-unreachable"
+}
 
 // cleanHosts undoes on each host what Up did. Hosts that are not this cluster's are left alone.
 func cleanHosts(ctx context.Context, dir clusterDir, state *progress, leaveUnreachable bool, emit func(event.Event)) error {
