@@ -29,7 +29,7 @@ for tests and rehearsals.`,
   belay bundle list
   belay bundle verify 1.37.2`,
 	}
-	cmd.AddCommand(newBundleBuildCmd(d), newBundleVerifyCmd(d), newBundleListCmd(d))
+	cmd.AddCommand(newBundleBuildCmd(d), newBundleVerifyCmd(d), newBundleListCmd(d), newBundlePathCmd(d))
 	return cmd
 }
 
@@ -301,6 +301,43 @@ the manifest is named; the exit code is then 1.`,
 	addBundleDirFlag(cmd, &root)
 	cmd.Flags().StringVar(&arch, "arch", "", "architecture, as Go names it (default: this computer's)")
 	render.AddFormatFlag(cmd.Flags(), &format, render.Table, render.JSON, render.YAML)
+	return cmd
+}
+
+func newBundlePathCmd(d *deps) *cobra.Command {
+	var root, arch string
+	cmd := &cobra.Command{
+		Use:   "path VERSION [BINARY]",
+		Short: "Print where a bundle, or one of its binaries, lies",
+		Long: `Print the directory of a complete bundle, or the path of one of its binaries: the
+kubectl of the version that a cluster runs, say.`,
+		Example: "  belay bundle path 1.37.2\n  $(belay bundle path 1.37.2 kubectl) get nodes",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			versions, err := parseVersions(args[:1])
+			if err != nil {
+				return err
+			}
+			dir, err := d.bundleRoot(root)
+			if err != nil {
+				return err
+			}
+			bundles, err := findBundles(dir, arch, versions)
+			if err != nil {
+				return err
+			}
+			path := bundles[0].Dir()
+			if len(args) == 2 {
+				if path, err = bundles[0].BinaryPath(args[1]); err != nil {
+					return err
+				}
+			}
+			_, err = fmt.Fprintln(d.out, path)
+			return err
+		},
+	}
+	addBundleDirFlag(cmd, &root)
+	cmd.Flags().StringVar(&arch, "arch", "", "architecture, as Go names it (default: this computer's)")
 	return cmd
 }
 
