@@ -29,14 +29,18 @@ type State struct {
 	Server  string        `json:"server,omitempty"`
 	Version kubeversion.V `json:"version"`
 
-	Kubeadm   *Kubeadm   `json:"kubeadm,omitempty"`
-	Nodes     []Node     `json:"nodes,omitempty"`
-	Etcd      Etcd       `json:"etcd"`
-	Addons    []Addon    `json:"addons,omitempty"`
-	Pods      []Pod      `json:"pods,omitempty"`
-	Workloads []Workload `json:"workloads,omitempty"`
-	PDBs      []PDB      `json:"pdbs,omitempty"`
-	Webhooks  []Webhook  `json:"webhooks,omitempty"`
+	Kubeadm *Kubeadm `json:"kubeadm,omitempty"`
+	// KubeletConfig is of ConfigMap kubelet-config: what `kubeadm upgrade node` writes to each node.
+	KubeletConfig *KubeletConfig `json:"kubeletConfig,omitempty"`
+	// ProxyConfig is of ConfigMap kube-proxy; nil without kubeadm's kube-proxy.
+	ProxyConfig *ProxyConfig `json:"proxyConfig,omitempty"`
+	Nodes       []Node       `json:"nodes,omitempty"`
+	Etcd        Etcd         `json:"etcd"`
+	Addons      []Addon      `json:"addons,omitempty"`
+	Pods        []Pod        `json:"pods,omitempty"`
+	Workloads   []Workload   `json:"workloads,omitempty"`
+	PDBs        []PDB        `json:"pdbs,omitempty"`
+	Webhooks    []Webhook    `json:"webhooks,omitempty"`
 
 	// Unread says what could not be observed. Whoever judges a State treats each as unknown, never as fine.
 	Unread []Unread `json:"unread,omitempty"`
@@ -85,6 +89,21 @@ type Kubeadm struct {
 	EtcdImageTag         string            `json:"etcdImageTag,omitempty"`
 	FeatureGates         map[string]bool   `json:"featureGates,omitempty"`
 	ExtraArgs            map[string][]Flag `json:"extraArgs,omitempty"`
+}
+
+// KubeletConfig is the part of a KubeletConfiguration that an upgrade depends on; nil pointers are not set.
+type KubeletConfig struct {
+	FailCgroupV1 *bool           `json:"failCgroupV1,omitempty"`
+	FailSwapOn   *bool           `json:"failSwapOn,omitempty"`
+	CgroupDriver string          `json:"cgroupDriver,omitempty"`
+	FeatureGates map[string]bool `json:"featureGates,omitempty"`
+}
+
+// ProxyConfig is the part of a KubeProxyConfiguration that an upgrade depends on.
+type ProxyConfig struct {
+	// Mode is iptables, ipvs or nftables; "" is the default, iptables.
+	Mode         string          `json:"mode,omitempty"`
+	FeatureGates map[string]bool `json:"featureGates,omitempty"`
 }
 
 // Flag is one command-line flag of a component.
@@ -286,6 +305,8 @@ type Pod struct {
 	Terminating bool              `json:"terminating,omitempty"`
 	Requests    Resources         `json:"requests"`
 	EmptyDir    bool              `json:"emptyDir,omitempty"`
+	// GitRepo says that it has a volume of the removed kind gitRepo.
+	GitRepo bool `json:"gitRepo,omitempty"`
 	// LocalVolume says that a volume of the pod is tied to its node (local, hostPath PV).
 	LocalVolume  bool              `json:"localVolume,omitempty"`
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
@@ -318,6 +339,9 @@ type Workload struct {
 	Ready      int32  `json:"ready"`
 	// Revision is the current pod template's hash or revision: a change without a new generation is a rollout nobody asked for.
 	Revision string `json:"revision,omitempty"`
+	// MaxUnavailable is a StatefulSet's rolling update's, "" when not set; Parallel its pod management policy.
+	MaxUnavailable string `json:"maxUnavailable,omitempty"`
+	Parallel       bool   `json:"parallel,omitempty"`
 }
 
 // ID names the workload as findings and waivers do: Kind/namespace/name.

@@ -75,6 +75,8 @@ func (ob *observer) api(ctx context.Context) error {
 		run  func(ctx context.Context) error
 	}{
 		{"namespace/" + systemNamespace, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, ob.o.APITimeout)
+			defer cancel()
 			ns, err := c.CoreV1().Namespaces().Get(ctx, systemNamespace, metav1.GetOptions{})
 			if err == nil {
 				s.Lineage, r.systemLabels = string(ns.UID), ns.Labels
@@ -82,6 +84,22 @@ func (ob *observer) api(ctx context.Context) error {
 			return err
 		}},
 		{"configmap/" + systemNamespace + "/kubeadm-config", ob.kubeadmConfig},
+		{"configmap/" + systemNamespace + "/kubelet-config", func(ctx context.Context) error {
+			s.KubeletConfig = new(cluster.KubeletConfig)
+			err := ob.configMap(ctx, "kubelet-config", "kubelet", "KubeletConfiguration", s.KubeletConfig)
+			if err != nil {
+				s.KubeletConfig = nil
+			}
+			return err
+		}},
+		{"configmap/" + systemNamespace + "/kube-proxy", func(ctx context.Context) error {
+			s.ProxyConfig = new(cluster.ProxyConfig)
+			err := ob.configMap(ctx, "kube-proxy", "config.conf", "KubeProxyConfiguration", s.ProxyConfig)
+			if err != nil {
+				s.ProxyConfig = nil
+			}
+			return err
+		}},
 		{"nodes", func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.CoreV1().Nodes().List, func() { s.Nodes = nil }, func(l *corev1.NodeList) {
 				for i := range l.Items {
@@ -125,7 +143,8 @@ func (ob *observer) api(ctx context.Context) error {
 				for i := range l.Items {
 					d := &l.Items[i]
 					sets = append(sets, cluster.Workload{Kind: "StatefulSet", Namespace: d.Namespace, Name: d.Name, UID: string(d.UID), Generation: d.Generation,
-						Desired: deref(d.Spec.Replicas, 1), Ready: d.Status.ReadyReplicas, Revision: d.Status.UpdateRevision})
+						Desired: deref(d.Spec.Replicas, 1), Ready: d.Status.ReadyReplicas, Revision: d.Status.UpdateRevision,
+						MaxUnavailable: maxUnavailable(d), Parallel: d.Spec.PodManagementPolicy == appsv1.ParallelPodManagement})
 				}
 			})
 		}},
@@ -234,8 +253,8 @@ func (ob *observer) api(ctx context.Context) error {
 		switch {
 		case err == nil:
 			read++
-		case tasks[i].what == "configmap/"+systemNamespace+"/kubeadm-config" && apierrors.IsNotFound(err):
-			ob.add(cluster.Unread{What: tasks[i].what, Kind: cluster.UnreadNotFound, Why: "the cluster was not made by kubeadm, or its ConfigMap was removed"})
+		case strings.HasPrefix(tasks[i].what, "configmap/") && apierrors.IsNotFound(err):
+			ob.add(cluster.Unread{What: tasks[i].what, Kind: cluster.UnreadNotFound, Why: "the cluster was not made by kubeadm, or the ConfigMap was removed"})
 		default:
 			ob.unread(tasks[i].what, err)
 		}
@@ -425,6 +444,8 @@ func (r *raw) pod(p *corev1.Pod) cluster.Pod {
 		switch {
 		case v.EmptyDir != nil:
 			out.EmptyDir = true
+		case v.GitRepo != nil:
+			out.GitRepo = true
 		case v.PersistentVolumeClaim != nil:
 			r.podClaims[p.Namespace+"/"+p.Name] = append(r.podClaims[p.Namespace+"/"+p.Name], v.PersistentVolumeClaim.ClaimName)
 		case v.Ephemeral != nil:
@@ -658,7 +679,37 @@ func (ob *observer) endpoints(ctx context.Context) {
 	}
 }
 
+// configMap reads one key of a ConfigMap of kubeadm as YAML.
+func (ob *observer) configMap(ctx context.Context, name, key, kind string, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, ob.o.APITimeout)
+	defer cancel()
+	cm, err := ob.client.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	var head struct {
+		Kind string `json:"kind"`
+	}
+	text := []byte(cm.Data[key])
+	if err := yaml.Unmarshal(text, &head); err != nil || head.Kind != kind {
+		return fmt.Errorf("%w: key %s of ConfigMap %s holds no %s", errMalformed, key, name, kind)
+	}
+	if err := yaml.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("%w: key %s of ConfigMap %s: %w", errMalformed, key, name, err)
+	}
+	return nil
+}
+
+func maxUnavailable(s *appsv1.StatefulSet) string {
+	if r := s.Spec.UpdateStrategy.RollingUpdate; r != nil && r.MaxUnavailable != nil {
+		return r.MaxUnavailable.String()
+	}
+	return ""
+}
+
 func (ob *observer) kubeadmConfig(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, ob.o.APITimeout)
+	defer cancel()
 	cm, err := ob.client.CoreV1().ConfigMaps(systemNamespace).Get(ctx, "kubeadm-config", metav1.GetOptions{})
 	if err != nil {
 		return err

@@ -330,12 +330,7 @@ func rpmLocked(name, locks string) bool {
 }
 
 func kubeletConfig(f *cluster.HostFacts, text string) error {
-	var c struct {
-		FailCgroupV1 *bool           `json:"failCgroupV1"`
-		FailSwapOn   *bool           `json:"failSwapOn"`
-		CgroupDriver string          `json:"cgroupDriver"`
-		FeatureGates map[string]bool `json:"featureGates"`
-	}
+	var c cluster.KubeletConfig
 	if err := yaml.Unmarshal([]byte(text), &c); err != nil {
 		return err
 	}

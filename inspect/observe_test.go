@@ -199,6 +199,8 @@ func newAPI() *apiServer {
 			"/version":                       versionInfo{GitVersion: "v1.36.3"},
 			"/api/v1/namespaces/kube-system": &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "lineage-1", Labels: map[string]string{"kubernetes.io/metadata.name": "kube-system"}}},
 			"/api/v1/namespaces/kube-system/configmaps/kubeadm-config": &corev1.ConfigMap{Data: map[string]string{"ClusterConfiguration": kubeadmV1beta4}},
+			"/api/v1/namespaces/kube-system/configmaps/kubelet-config": &corev1.ConfigMap{Data: map[string]string{"kubelet": "kind: KubeletConfiguration\nfailCgroupV1: false\nfeatureGates: {A: true}\n"}},
+			"/api/v1/namespaces/kube-system/configmaps/kube-proxy":     &corev1.ConfigMap{Data: map[string]string{"config.conf": "kind: KubeProxyConfiguration\nmode: ipvs\n"}},
 		},
 		lists: map[string][]runtime.Object{
 			"/api/v1/nodes": {cp1, w1},
@@ -237,6 +239,9 @@ func TestObserveReadsTheAPI(t *testing.T) {
 	}
 	if k := s.Kubeadm; k == nil || k.EtcdImageTag != "3.6.11-0" || k.APIVersion != "kubeadm.k8s.io/v1beta4" || len(k.ExtraArgs["apiServer"]) != 1 || k.EtcdExternal {
 		t.Errorf("kubeadm %+v", s.Kubeadm)
+	}
+	if s.KubeletConfig == nil || s.KubeletConfig.FailCgroupV1 == nil || *s.KubeletConfig.FailCgroupV1 || !s.KubeletConfig.FeatureGates["A"] || s.ProxyConfig == nil || s.ProxyConfig.Mode != "ipvs" {
+		t.Errorf("kubelet %+v, kube-proxy %+v", s.KubeletConfig, s.ProxyConfig)
 	}
 	cp1 := s.Node("cp1")
 	if !cp1.ControlPlane || cp1.Ready || !strings.Contains(cp1.ReadyReason, "container runtime is down") || !cp1.Unschedulable || cp1.Zone != "a" || cp1.InternalIP != "10.0.0.1" ||
@@ -332,6 +337,8 @@ func TestObserveListsWhatItCouldNotRead(t *testing.T) {
 	a := newAPI()
 	a.status["/api/v1/pods"] = 403
 	a.status["/apis/apps/v1/deployments"] = 500
+	a.objects["/api/v1/namespaces/kube-system/configmaps/kube-proxy"] = &corev1.ConfigMap{Data: map[string]string{"config.conf": "kind: Pod"}}
+	a.status["/api/v1/namespaces/kube-system/configmaps/kubelet-config"] = 403
 	a.delay["/apis/policy/v1/poddisruptionbudgets"] = time.Minute
 	delete(a.objects, "/api/v1/namespaces/kube-system/configmaps/kubeadm-config")
 	delete(a.lists, "/apis/discovery.k8s.io/v1/namespaces/policy/endpointslices")
@@ -342,13 +349,14 @@ func TestObserveListsWhatItCouldNotRead(t *testing.T) {
 	got := unreadKinds(s)
 	for what, kind := range map[string]string{
 		"pods": cluster.UnreadForbidden, "deployments": cluster.UnreadFailed, "poddisruptionbudgets": cluster.UnreadTimeout,
+		"configmap/kube-system/kubelet-config": cluster.UnreadForbidden, "configmap/kube-system/kube-proxy": cluster.UnreadMalformed,
 		"configmap/kube-system/kubeadm-config": cluster.UnreadNotFound, "endpointslices/policy/hook": cluster.UnreadNotFound,
 	} {
 		if got[what] != kind {
 			t.Errorf("%s: %q, want %q", what, got[what], kind)
 		}
 	}
-	if s.Pods != nil || s.Kubeadm != nil {
+	if s.Pods != nil || s.Kubeadm != nil || s.KubeletConfig != nil || s.ProxyConfig != nil {
 		t.Error("something was made up")
 	}
 	for _, w := range s.Webhooks {

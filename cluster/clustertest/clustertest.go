@@ -43,7 +43,9 @@ func New(version string, controlPlanes, workers int, opts ...Option) *cluster.St
 			ControlPlaneEndpoint: "10.0.0.10:6443", ImageRepository: "registry.k8s.io",
 			PodSubnet: "10.244.0.0/16", ServiceSubnet: "10.96.0.0/12",
 		},
-		Etcd: cluster.Etcd{Reached: true, ClusterVersion: fmt.Sprintf("%d.%d.0", EtcdFor(v).Major, EtcdFor(v).Minor), Revision: 4711},
+		KubeletConfig: &cluster.KubeletConfig{CgroupDriver: "systemd"},
+		ProxyConfig:   &cluster.ProxyConfig{Mode: "iptables"},
+		Etcd:          cluster.Etcd{Reached: true, ClusterVersion: fmt.Sprintf("%d.%d.0", EtcdFor(v).Major, EtcdFor(v).Minor), Revision: 4711},
 		Addons: []cluster.Addon{
 			{Name: "coredns", Kind: "Deployment", Namespace: "kube-system", Image: "registry.k8s.io/coredns/coredns:v1.14.2", Desired: 2, Ready: 2},
 			{Name: "kube-proxy", Kind: "DaemonSet", Namespace: "kube-system", Image: "registry.k8s.io/kube-proxy:" + v.String(),
