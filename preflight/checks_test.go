@@ -114,6 +114,10 @@ func TestEachCheck(t *testing.T) {
 		{"target-advisories", "none", nil, []string{"skipped target: no target"}},
 		{"target-advisories", "fine", []change{to("1.36.3")}, nil},
 		{"target-advisories", "leaky kubelet", []change{to("1.36.2"), state(func(s *cluster.State) { s.Version = kubeversion.MustParse("1.35.4") })}, []string{"fail kubelet-memory-leak: #140066"}},
+		{"target-advisories", "parallel", []change{to("1.35.3"), state(func(s *cluster.State) { s.Workloads = []cluster.Workload{{Kind: "StatefulSet", Parallel: true}} })}, []string{"fail statefulset-parallel: stall", "warn endpoint-controller-panic: panics"}},
+		{"target-advisories", "maxUnavailable", []change{to("1.37.2"), state(func(s *cluster.State) {
+			s.Workloads = []cluster.Workload{{Kind: "StatefulSet", Namespace: "a", Name: "b", MaxUnavailable: "2"}}
+		})}, []string{"warn StatefulSet/a/b: takes that many pods down at once"}},
 		{"target-advisories", "may", []change{to("1.36.1")}, []string{"fail kubelet-memory-leak: leaks", "warn endpoint-controller-panic: panics"}},
 
 		{"version-skew", "fine", nil, nil},
@@ -137,6 +141,11 @@ func TestEachCheck(t *testing.T) {
 		{"nodes-cordoned", "by belay", []change{state(ct.Node("w1", func(n *cluster.Node) {
 			n.Unschedulable, n.Annotations = true, map[string]string{"belay.dev/cordoned-by": "run"}
 		}))}, []string{"warn w1: belay resume"}},
+		{"nodes-cordoned", "all", []change{state(func(s *cluster.State) {
+			for i := range s.Nodes {
+				s.Nodes[i].Unschedulable = true
+			}
+		})}, []string{"fail nodes: every node is cordoned"}},
 		{"nodes-cordoned", "unread", []change{unread("nodes", cluster.UnreadTimeout)}, []string{"blocked nodes: coverage@nodes"}},
 
 		{"control-plane-components", "fine", nil, nil},
@@ -192,6 +201,24 @@ func TestEachCheck(t *testing.T) {
 		{"feature-gates", "etcd's own", []change{to("1.37.2"), pod("cp1", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"--feature-gates=SidecarContainers=true"} })}, nil},
 		{"feature-gates", "no hosts", []change{to("1.37.2"), noHosts}, []string{"blocked kubelets: coverage@hosts"}},
 		{"feature-gates", "kubelet config unread", []change{to("1.37.2"), unread("node/w1/host/kubelet-config", cluster.UnreadFailed)}, []string{"blocked w1: kubelet-config"}},
+
+		{"feature-gates", "kube-proxy's ConfigMap", []change{to("1.37.2"), state(func(s *cluster.State) { s.ProxyConfig.FeatureGates = map[string]bool{"SidecarContainers": true} })}, []string{"fail SidecarContainers: take it out of ConfigMap kube-proxy"}},
+		{"feature-gates", "kubelets' ConfigMap", []change{to("1.37.2"), state(func(s *cluster.State) { s.KubeletConfig.FeatureGates = map[string]bool{"SidecarContainers": true} })}, []string{"fail SidecarContainers: take it out of ConfigMap kubelet-config"}},
+		{"feature-gates", "ConfigMap unread", []change{to("1.37.2"), unread("configmap/kube-system/kube-proxy", cluster.UnreadForbidden)}, []string{"blocked kube-proxy: coverage@"}},
+
+		{"coredns", "fine", []change{to("1.37.2")}, nil},
+		{"coredns", "managed", []change{managed}, []string{"skipped coredns: managed"}},
+		{"coredns", "another DNS", []change{state(func(s *cluster.State) { s.Addons = nil })}, []string{"skipped coredns: somebody else's"}},
+		{"coredns", "newer", []change{to("1.37.2"), state(func(s *cluster.State) { s.Addons[0].Image = "coredns:v1.15.0" })}, []string{"fail version: newer than the 1.14.6 that kubeadm 1.37 brings"}},
+		{"coredns", "newer than a hop between", []change{to("1.37.2"), state(func(s *cluster.State) { *s = *ct.New("1.34.4", 1, 0) })}, []string{"fail version: that kubeadm 1.35 brings"}},
+		{"coredns", "no version", []change{to("1.37.2"), state(func(s *cluster.State) { s.Addons[0].Image = "coredns:mine" })}, []string{"unknown version: cannot be told"}},
+		{"coredns", "half ready", []change{state(func(s *cluster.State) { s.Addons[0].Ready = 1 })}, []string{"warn ready: 1 of 2"}},
+		{"coredns", "unread", []change{unread("deployments", cluster.UnreadForbidden)}, []string{"blocked coredns: coverage@"}},
+
+		{"kube-proxy-mode", "fine", nil, nil},
+		{"kube-proxy-mode", "ipvs", []change{state(func(s *cluster.State) { s.ProxyConfig.Mode = "ipvs" })}, []string{"warn kube-proxy: gone in 1.43"}},
+		{"kube-proxy-mode", "none", []change{state(func(s *cluster.State) { s.ProxyConfig = nil }), unread("configmap/kube-system/kube-proxy", cluster.UnreadNotFound)}, []string{"skipped kube-proxy: no kube-proxy"}},
+		{"kube-proxy-mode", "unread", []change{state(func(s *cluster.State) { s.ProxyConfig = nil }), unread("configmap/kube-system/kube-proxy", cluster.UnreadForbidden)}, []string{"blocked kube-proxy: coverage@"}},
 
 		{"etcd-members", "fine", nil, nil},
 		{"etcd-members", "managed", []change{managed}, []string{"skipped etcd: managed"}},
@@ -264,7 +291,10 @@ func TestEachCheck(t *testing.T) {
 		{"cgroup-version", "fine", []change{to("1.37.2")}, nil},
 		{"cgroup-version", "v1", []change{to("1.37.2"), host("w1", func(h *cluster.HostFacts) { h.CgroupVersion = 1 })}, []string{"fail w1: refuses to start"}},
 		{"cgroup-version", "v1, told to fail", []change{to("1.37.2"), host("w1", func(h *cluster.HostFacts) { h.CgroupVersion, h.FailCgroupV1 = 1, &yes })}, []string{"fail w1: failCgroupV1: false"}},
-		{"cgroup-version", "v1, told to accept", []change{to("1.37.2"), host("w1", func(h *cluster.HostFacts) { h.CgroupVersion, h.FailCgroupV1 = 1, &no })}, []string{"warn w1: told to accept it"}},
+		{"cgroup-version", "v1, told to accept", []change{to("1.37.2"), host("w1", func(h *cluster.HostFacts) { h.CgroupVersion, h.FailCgroupV1 = 1, &no }), state(func(s *cluster.State) { s.KubeletConfig.FailCgroupV1 = &no })}, []string{"warn w1: told to accept it"}},
+		{"cgroup-version", "v1, told to accept on the node alone", []change{to("1.37.2"), host("w1", func(h *cluster.HostFacts) { h.CgroupVersion, h.FailCgroupV1 = 1, &no })}, []string{"fail w1: writes that file anew from ConfigMap kubelet-config"}},
+		{"cgroup-version", "v1, ConfigMap unread", []change{to("1.37.2"), host("w1", func(h *cluster.HostFacts) { h.CgroupVersion, h.FailCgroupV1 = 1, &no }), state(func(s *cluster.State) { s.KubeletConfig = nil }), unread("configmap/kube-system/kubelet-config", cluster.UnreadForbidden)}, []string{"blocked w1: coverage@"}},
+		{"cgroup-version", "v1, ConfigMap missing", []change{to("1.37.2"), host("w1", func(h *cluster.HostFacts) { h.CgroupVersion, h.FailCgroupV1 = 1, &no }), state(func(s *cluster.State) { s.KubeletConfig = nil })}, []string{"unknown w1: ConfigMap kubelet-config is missing"}},
 		{"cgroup-version", "v1 below 1.35", []change{to("1.34.9"), host("w1", func(h *cluster.HostFacts) { h.CgroupVersion = 1 })}, []string{"warn w1: has cgroup v1"}},
 		{"cgroup-version", "untold", []change{host("w1", func(h *cluster.HostFacts) { h.CgroupVersion = 0 })}, []string{"unknown w1: could not be told"}},
 		{"cgroup-version", "unread", []change{host("w1", func(h *cluster.HostFacts) { h.CgroupVersion = 0 }), unread("node/w1/host/cgroup", cluster.UnreadFailed)}, []string{"blocked w1: coverage@"}},
@@ -296,7 +326,8 @@ func TestEachCheck(t *testing.T) {
 
 		{"swap", "fine", nil, nil},
 		{"swap", "on", []change{host("w1", func(h *cluster.HostFacts) { h.SwapBytes = 2 << 30 })}, []string{"fail w1: would not start again"}},
-		{"swap", "accepted", []change{host("w1", func(h *cluster.HostFacts) { h.SwapBytes, h.FailSwapOn = 2<<30, &no })}, nil},
+		{"swap", "accepted", []change{host("w1", func(h *cluster.HostFacts) { h.SwapBytes, h.FailSwapOn = 2<<30, &no }), state(func(s *cluster.State) { s.KubeletConfig.FailSwapOn = &no })}, nil},
+		{"swap", "accepted on the node alone", []change{host("w1", func(h *cluster.HostFacts) { h.SwapBytes, h.FailSwapOn = 2<<30, &no })}, []string{"fail w1: failSwapOn: false there as well"}},
 		{"swap", "accepted by flag", []change{host("w1", func(h *cluster.HostFacts) {
 			h.SwapBytes, h.KubeletFlags = 2<<30, []cluster.Flag{{Name: "fail-swap-on", Value: "false"}}
 		})}, nil},
@@ -339,6 +370,11 @@ func TestEachCheck(t *testing.T) {
 		{"pods-without-controller", "done", []change{state(ct.BarePod("default", "lonely", "w1"), func(s *cluster.State) { s.Pods[0].Phase = "Succeeded" })}, nil},
 		{"pods-without-controller", "static", []change{state(ct.BarePod("kube-system", "etcd-cp1", "cp1"), func(s *cluster.State) { s.Pods[0].Mirror = true })}, nil},
 		{"pods-without-controller", "unread", []change{unread("pods", cluster.UnreadForbidden)}, []string{"blocked pods: coverage@pods"}},
+
+		{"pods-git-repo", "fine", nil, nil},
+		{"pods-git-repo", "one", []change{state(ct.Deployment("shop", "web", 1, "w1"), func(s *cluster.State) { s.Pods[0].GitRepo = true })}, []string{"fail shop/web-6d4-00000: Deployment/shop/web"}},
+		{"pods-git-repo", "old target", []change{to("1.32.1")}, []string{"skipped pods: up to 1.32"}},
+		{"pods-git-repo", "unread", []change{unread("pods", cluster.UnreadForbidden)}, []string{"blocked pods: coverage@pods"}},
 
 		{"pods-local-data", "fine", []change{state(ct.Deployment("shop", "web", 1, "w1"), func(s *cluster.State) { s.Pods[0].EmptyDir = true })}, nil},
 		{"pods-local-data", "one", []change{state(ct.Deployment("shop", "db", 1, "w1"), func(s *cluster.State) { s.Pods[0].LocalVolume = true })}, []string{"warn shop/db-6d4-00000: waits until the node is back"}},

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -32,7 +33,7 @@ func why(in *Input, what string) string {
 func standsFor(in *Input, u *cluster.Unread) Status {
 	node, item, isHost := strings.Cut(strings.TrimPrefix(u.What, "node/"), "/host/")
 	switch {
-	case u.Kind == cluster.UnreadNotFound && u.What == "configmap/kube-system/kubeadm-config",
+	case u.Kind == cluster.UnreadNotFound && strings.HasPrefix(u.What, "configmap/kube-system/"),
 		u.Kind == cluster.UnreadNotFound && u.What == "etcd" && in.managed():
 		return Pass // its own check says what follows
 	case (u.What == "hosts" || u.What == "etcd") && u.Kind == cluster.UnreadNotAsked && in.managed():
@@ -197,7 +198,67 @@ func targetAdvisories(_ context.Context, in *Input) []Result {
 		}
 		out = append(out, finding(b.status, b.id, "take "+b.fixed+" or later", "in %s %s (%s)", to, b.message, b.source))
 	}
+	// kubernetes/kubernetes#139466: ignored before, the field counts from 1.37 on.
+	if from := lowest(in.State).MinorVersion(); from.Compare(k(37)) < 0 && to.MinorVersion().Compare(k(37)) >= 0 {
+		for _, w := range in.State.Workloads {
+			if w.MaxUnavailable != "" {
+				out = append(out, finding(Warn, w.ID(), "take updateStrategy.rollingUpdate.maxUnavailable out, or mean it", "%s has maxUnavailable %s, which was ignored so far: from 1.37 on a rollout takes that many pods down at once (kubernetes/kubernetes#139466)", w.ID(), w.MaxUnavailable))
+			}
+		}
+	}
 	return passIfClean(out, to.Bare(), "none known for %s", to)
+}
+
+func coreDNS(_ context.Context, in *Input) []Result {
+	if in.managed() {
+		return []Result{skipped("coredns", "the control plane is managed")}
+	}
+	if g := in.gap("coredns", "deployments"); g != nil {
+		return []Result{*g}
+	}
+	i := slices.IndexFunc(in.State.Addons, func(a cluster.Addon) bool { return a.Name == "coredns" })
+	if i < 0 {
+		return []Result{skipped("coredns", "there is no Deployment kube-system/coredns: cluster DNS is somebody else's")}
+	}
+	a := in.State.Addons[i]
+	var out []Result
+	if a.Ready < a.Desired {
+		out = append(out, finding(Warn, "ready", "kubectl -n kube-system describe pods -l k8s-app=kube-dns", "CoreDNS has %d of %d pods ready", a.Ready, a.Desired))
+	}
+	to := in.Goal.Target
+	if to.IsZero() {
+		return passIfClean(out, "coredns", "%s", a.Image)
+	}
+	v := cluster.ImageVersion(a.Image)
+	if v.IsZero() {
+		return append(out, finding(Unknown, "version", "use an image with a version for a tag, or upgrade CoreDNS apart from kubeadm (--ignore-preflight-errors=CoreDNSUnsupportedPlugins,CoreDNSMigration)",
+			"the version of CoreDNS cannot be told from its image %s, and kubeadm does not go on with one that it does not know", a.Image))
+	}
+	hops, err := kubeversion.Hops(lowest(in.State), to)
+	if err != nil {
+		return append(out, skipped("version", "%v", err))
+	}
+	for _, hop := range hops {
+		if newest, known := coreDNSOf[hop]; known && newest.Less(v) {
+			return append(out, finding(Fail, "version", "bring CoreDNS to "+newest.Bare()+" or older, or upgrade it apart from kubeadm (--ignore-preflight-errors=CoreDNSUnsupportedPlugins,CoreDNSMigration)",
+				"CoreDNS is %s, newer than the %s that kubeadm %s brings: its preflight fails, as it cannot migrate the Corefile", v.Bare(), newest.Bare(), hop))
+		}
+	}
+	return passIfClean(out, "coredns", "%s", v.Bare())
+}
+
+func proxyMode(_ context.Context, in *Input) []Result {
+	pc := in.State.ProxyConfig
+	if pc == nil {
+		if g := in.gap("kube-proxy", "configmap/kube-system/kube-proxy"); g != nil {
+			return []Result{*g}
+		}
+		return []Result{skipped("kube-proxy", "there is no kube-proxy of kubeadm's")}
+	}
+	if pc.Mode == "ipvs" && in.kubeletTarget().MinorVersion().Compare(k(35)) >= 0 {
+		return []Result{finding(Warn, "kube-proxy", "go to nftables (kernel 5.13 or later) in good time", "kube-proxy is in mode ipvs, which is deprecated since 1.35, off by default from 1.40 and gone in 1.43 (KEP-5495)")}
+	}
+	return []Result{pass("kube-proxy", "mode %s", cmp.Or(pc.Mode, "iptables"))}
 }
 
 func versionSkew(_ context.Context, in *Input) []Result {
@@ -260,6 +321,9 @@ func nodesCordoned(_ context.Context, in *Input) []Result {
 		return []Result{*g}
 	}
 	var out []Result
+	if len(in.State.Nodes) > 0 && !slices.ContainsFunc(in.State.Nodes, func(n cluster.Node) bool { return !n.Unschedulable }) {
+		return []Result{finding(Fail, "nodes", "kubectl uncordon NODE", "every node is cordoned: evicted pods, and the Job by which kubeadm proves the cluster's health, have no place to run")}
+	}
 	for _, n := range in.State.Nodes {
 		if !n.Unschedulable {
 			continue
@@ -483,6 +547,13 @@ func featureGates(_ context.Context, in *Input) []Result {
 			out = append(out, r)
 		}
 	}
+	bools := func(m map[string]bool) map[string]string {
+		s := make(map[string]string)
+		for g, v := range m {
+			s[g] = fmt.Sprint(v)
+		}
+		return s
+	}
 	for _, n := range in.State.Nodes {
 		for _, sp := range n.StaticPods {
 			// etcd's gates are its own.
@@ -493,11 +564,7 @@ func featureGates(_ context.Context, in *Input) []Result {
 		if n.Host == nil {
 			continue
 		}
-		config := make(map[string]string)
-		for g, v := range n.Host.KubeletFeatureGates {
-			config[g] = fmt.Sprint(v)
-		}
-		judge("kubelet configuration of node "+n.Name, config)
+		judge("kubelet configuration of node "+n.Name, bools(n.Host.KubeletFeatureGates))
 		for _, f := range n.Host.KubeletFlags {
 			if f.Name == "feature-gates" {
 				judge("kubelet flags of node "+n.Name+" in "+f.Source, parseGates(f.Value))
@@ -511,6 +578,17 @@ func featureGates(_ context.Context, in *Input) []Result {
 					judge("extraArgs of "+key+" in ConfigMap kubeadm-config", parseGates(f.Value))
 				}
 			}
+		}
+	}
+	if in.State.KubeletConfig != nil {
+		judge("ConfigMap kubelet-config", bools(in.State.KubeletConfig.FeatureGates))
+	}
+	if in.State.ProxyConfig != nil {
+		judge("ConfigMap kube-proxy", bools(in.State.ProxyConfig.FeatureGates))
+	}
+	for _, cm := range []string{"kubelet-config", "kube-proxy"} {
+		if g := in.gap(cm, "configmap/kube-system/"+cm); g != nil {
+			out = append(out, *g)
 		}
 	}
 	if in.unread("hosts") != nil && !in.managed() {

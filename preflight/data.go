@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/belayops/belay/cluster"
@@ -20,6 +21,18 @@ var etcdOf = map[kubeversion.Minor]kubeversion.V{
 	k(35): {Major: 3, Minor: 6, Patch: 6},
 	k(36): {Major: 3, Minor: 6, Patch: 8},
 	k(37): {Major: 3, Minor: 7, Patch: 0},
+}
+
+// coreDNSOf is the CoreDNS that the newest known kubeadm of a minor brings; it migrates from no newer one
+// (the same constants, and coredns/corefile-migration).
+var coreDNSOf = map[kubeversion.Minor]kubeversion.V{
+	k(31): {Major: 1, Minor: 11, Patch: 3},
+	k(32): {Major: 1, Minor: 11, Patch: 3},
+	k(33): {Major: 1, Minor: 12, Patch: 0},
+	k(34): {Major: 1, Minor: 12, Patch: 1},
+	k(35): {Major: 1, Minor: 13, Patch: 1},
+	k(36): {Major: 1, Minor: 14, Patch: 2},
+	k(37): {Major: 1, Minor: 14, Patch: 6},
 }
 
 // containerdFor are the containerd lines that a minor was tested with and the first patch of each
@@ -160,7 +173,9 @@ var badTargets = []badTarget{
 	{"statefulset-spurious-rollout", Fail, v1(34, 0), v1(34, 1), func(s *cluster.State, from kubeversion.V) bool {
 		return from.Minor == 33 && hasKind("StatefulSet")(s, from)
 	}, "every StatefulSet rolls when the controller manager is upgraded", "1.34.2", "kubernetes/kubernetes#135087"},
-	{"statefulset-parallel", Warn, v1(35, 0), v1(35, 3), hasKind("StatefulSet"), "rollouts of StatefulSets with podManagementPolicy Parallel stall", "1.35.4", "kubernetes/kubernetes#137926"},
+	{"statefulset-parallel", Fail, v1(35, 0), v1(35, 3), func(s *cluster.State, _ kubeversion.V) bool {
+		return slices.ContainsFunc(s.Workloads, func(w cluster.Workload) bool { return w.Parallel })
+	}, "rollouts of StatefulSets with podManagementPolicy Parallel stall", "1.35.4", "kubernetes/kubernetes#137926"},
 	{"kubeadm-flags-env-empty", Warn, v1(35, 0), v1(35, 0), always, "kubeadm's last phase fails on a node whose kubeadm-flags.env holds no flag, after its control plane moved", "1.35.1", "kubernetes/kubernetes#136131"},
 	{"kubelet-memory-leak", Fail, v1(36, 0), v1(36, 2), always, "the kubelet leaks memory with every sync of a pod", "1.36.3", "kubernetes/kubernetes#140066"},
 	{"endpoint-controller-panic", Warn, v1(33, 0), v1(33, 12), always, "the controller manager panics on Services from before dual-stack that were never updated", "1.33.13", "kubernetes/kubernetes#139233"},

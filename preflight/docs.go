@@ -35,7 +35,7 @@ accepted gap in what was read (` + "`coverage@...`" + `) is skipped. Checks mark
 
 func lower(s string) string {
 	// Names keep their capitals.
-	for _, name := range []string{"API", "ConfigMap", "PodDisruptionBudget", "Kubernetes"} {
+	for _, name := range []string{"API", "CoreDNS", "ConfigMap", "PodDisruptionBudget", "Kubernetes"} {
 		if strings.HasPrefix(s, name) {
 			return s
 		}

@@ -143,12 +143,36 @@ func cgroupVersion(_ context.Context, in *Input) []Result {
 			return []Result{finding(Fail, n.Name, "move the node to cgroup v2 (kernel parameter systemd.unified_cgroup_hierarchy=1, reboot); as a stop-gap set failCgroupV1: false in ConfigMap kubelet-config and in /var/lib/kubelet/config.yaml",
 				"node %s has cgroup v1, and a kubelet of %s refuses to start there", n.Name, to)}
 		}
+		if refuses && !in.managed() {
+			if r := in.fromConfigMap(n, "failCgroupV1", func(c *cluster.KubeletConfig) *bool { return c.FailCgroupV1 }); r != nil {
+				return []Result{*r}
+			}
+		}
 		msg := fmt.Sprintf("node %s has cgroup v1", n.Name)
 		if refuses {
 			msg += ", and its kubelet is told to accept it (failCgroupV1: false)"
 		}
 		return []Result{finding(Warn, n.Name, "move the node to cgroup v2; support for v1 ends", "%s", msg)}
 	})
+}
+
+// fromConfigMap says whether a setting that a node needs to be false outlives an upgrade: kubeadm writes the node's
+// configuration anew from ConfigMap kubelet-config. nil: it does.
+func (in *Input) fromConfigMap(n *cluster.Node, setting string, get func(*cluster.KubeletConfig) *bool) *Result {
+	const what = "configmap/kube-system/kubelet-config"
+	if in.State.KubeletConfig == nil {
+		if g := in.gap(n.Name, what); g != nil {
+			return g
+		}
+		r := finding(Unknown, n.Name, "kubeadm init phase upload-config kubelet --config FILE", "ConfigMap kubelet-config is missing, from which kubeadm writes the kubelet's configuration of node %s", n.Name)
+		return &r
+	}
+	if v := get(in.State.KubeletConfig); v != nil && !*v {
+		return nil
+	}
+	r := finding(Fail, n.Name, "kubectl -n kube-system edit configmap kubelet-config, and set "+setting+": false there as well",
+		"node %s needs %s: false, and has it in /var/lib/kubelet/config.yaml alone: kubeadm upgrade writes that file anew from ConfigMap kubelet-config, and the kubelet would not start again", n.Name, setting)
+	return &r
 }
 
 func containerdVersion(_ context.Context, in *Input) []Result {
@@ -234,6 +258,11 @@ func swap(_ context.Context, in *Input) []Result {
 			return []Result{*g}
 		}
 		flagOff := slices.ContainsFunc(h.KubeletFlags, func(f cluster.Flag) bool { return f.Name == "fail-swap-on" && f.Value == "false" })
+		if !flagOff && h.FailSwapOn != nil && !*h.FailSwapOn && !in.managed() {
+			if r := in.fromConfigMap(n, "failSwapOn", func(c *cluster.KubeletConfig) *bool { return c.FailSwapOn }); r != nil {
+				return []Result{*r}
+			}
+		}
 		if flagOff || h.FailSwapOn != nil && !*h.FailSwapOn {
 			return []Result{pass(n.Name, "%s of swap, and the kubelet accepts it", size(h.SwapBytes))}
 		}

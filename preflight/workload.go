@@ -118,6 +118,24 @@ func barePods(_ context.Context, in *Input) []Result {
 	return passIfClean(out, "pods", "%s that a drain would evict have one", plural(n, "pod"))
 }
 
+func gitRepo(_ context.Context, in *Input) []Result {
+	if g := in.gap("pods", "pods"); g != nil {
+		return []Result{*g}
+	}
+	to := in.kubeletTarget().MinorVersion()
+	if to.Compare(k(33)) < 0 {
+		return []Result{skipped("pods", "gitRepo volumes work up to 1.32")}
+	}
+	var out []Result
+	for _, p := range in.State.Pods {
+		if p.GitRepo {
+			id := p.Namespace + "/" + p.Name
+			out = append(out, finding(Fail, id, "clone in an init container into an emptyDir", "pod %s (%s) has a gitRepo volume, which kubelets of %s refuse", id, cmp.Or(p.Workload, "no controller"), to))
+		}
+	}
+	return passIfClean(out, "pods", "none")
+}
+
 func localData(_ context.Context, in *Input) []Result {
 	if g := in.gap("pods", "pods", "persistentvolumes", "persistentvolumeclaims"); g != nil {
 		return []Result{*g}
