@@ -86,7 +86,7 @@ func takeDown(t *testing.T, home, name string) {
 				t.Errorf("%s is left", p)
 			}
 		}
-		if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(mounts), home) {
+		if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(mounts), filepath.Join(home, "machines", name)) {
 			t.Errorf("mounts are left (%v)", err)
 		}
 	})
@@ -420,13 +420,13 @@ func TestHighlyAvailable(t *testing.T) {
 	home := diskHome(t)
 	takeDown(t, home, "prov-ha")
 	o := Options{Home: home, Sink: sinkOf(t)}
-	spec := e2eSpec("prov-ha", 3, 2)
+	spec := e2eSpec("prov-ha", 3, 1)
 	res, err := Up(t.Context(), spec, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("up after %s", res.Elapsed)
-	use(t, home, "prov-ha", 5)
+	use(t, home, "prov-ha", 4)
 	env, err := machineEnv(o, "", event.Discard)
 	if err != nil {
 		t.Fatal(err)
