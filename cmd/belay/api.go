@@ -117,12 +117,14 @@ func (f *apiScanFlags) add(cmd *cobra.Command) {
 	fl.StringVar(&f.chart.Namespace, "chart-namespace", "", "namespace that charts are rendered for")
 	fl.StringVar(&f.chart.Release, "chart-release", "", "release name that charts are rendered for")
 	fl.StringVar(&f.database, "db", "", "lifecycle database file in place of the built-in one")
-	_ = cmd.MarkFlagRequired("to")
 }
 
 func (f *apiScanFlags) options(d *deps) (apicheck.Options, error) {
 	o := apicheck.Options{Files: f.files, AuditLogs: f.auditLogs, Namespaces: f.namespaces, Stdin: d.in, Events: d.sink(), Now: d.now, Charts: f.chart}
 	var err error
+	if f.to == "" {
+		return o, usagef("--to is required: the Kubernetes version that the upgrade goes to, as 1.37")
+	}
 	if o.To, err = kubeversion.ParseMinor(f.to); err != nil {
 		return o, usagef("--to: %v", err)
 	}
