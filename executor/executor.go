@@ -137,11 +137,13 @@ func (l *loop) step(ctx context.Context, s plan.Step, index, total int) error {
 		return failed(false, err)
 	}
 	l.state[s.ID] = stepState{begun: true}
+	killPoint(s.ID, "intent")
 	if f.Progress != Done {
 		if err := l.apply(ctx, h, s); err != nil {
 			return l.record(s, failed(true, err), err)
 		}
 	}
+	killPoint(s.ID, "applied")
 	for _, c := range h.Verify(s) {
 		if err := l.wait(ctx, s, c, l.patience()); err != nil {
 			return l.record(s, failed(true, err), err)
@@ -151,6 +153,7 @@ func (l *loop) step(ctx context.Context, s plan.Step, index, total int) error {
 	if err := note(l.log, s.ID, journal.Outcome, map[string]any{"seconds": elapsed.Seconds(), "skipped": f.Progress == Done}, nil); err != nil {
 		return failed(true, err)
 	}
+	killPoint(s.ID, "outcome")
 	l.state[s.ID] = stepState{begun: true, done: true}
 	l.report.Steps = append(l.report.Steps, StepReport{ID: s.ID, What: s.Describe(), Seconds: elapsed.Seconds(), Skipped: f.Progress == Done})
 	typ, msg := event.StepDone, s.Describe()
