@@ -66,9 +66,6 @@ func (h *sshHost) ReadFile(ctx context.Context, path string) ([]byte, error) {
 // maxFileStderr bounds what is kept of a file script's streams: a message, never the file.
 const maxFileStderr = 64 << 10
 
-// codeSize is writeScript's exit code for a stream of another length.
-const codeSize = 65
-
 // writeScript replaces the file $1 (mode $2, $3 bytes) by its standard input: temporary file in
 // the same directory ($4 makes its name unique), size, fsync, rename, fsync of the directory. However it ends, the temporary file goes:
 // its name is known before it is made, which mktemp could not give, and cat runs in the background, since a shell that waits for a foreground
@@ -87,7 +84,7 @@ cat <&3 >&4 &
 wait $! || exit 1
 exec 4>&-
 n=$(wc -c <"$t") || exit 1
-if [ "$n" -ne "$3" ]; then echo "received $n of $3 bytes" >&2; exit 65; fi
+if [ "$n" -ne "$3" ]; then echo "received $n of $3 bytes" >&2; exit 1; fi
 chmod -- "$2" "$t" || exit 1
 sync -- "$t" 2>/dev/null || sync || exit 1
 mv -fT -- "$t" "$1" || exit 1

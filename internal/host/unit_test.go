@@ -126,10 +126,10 @@ func TestUnitSurvivesDrops(t *testing.T) {
 			if err := host.StartUnit(t.Context(), f, upgrade); err != nil {
 				t.Fatal(err)
 			}
-			f.Once(show, hosttest.Reply{Err: hosttest.Lost})
-			f.Times(3, show, hosttest.Reply{Err: hosttest.NotStarted})
+			f.Once(show, hosttest.Reply{Err: hosttest.ErrLost})
+			f.Times(3, show, hosttest.Reply{Err: hosttest.ErrNotStarted})
 			f.Once(show, hosttest.Reply{Code: 1, Stderr: "Failed to connect to bus\n"})
-			f.Once(hosttest.Where("output", func(c host.Cmd) bool { return len(c.Argv) > 3 && c.Argv[3] == "belay-unit-output" }), hosttest.Reply{Err: hosttest.Lost})
+			f.Once(hosttest.Where("output", func(c host.Cmd) bool { return len(c.Argv) > 3 && c.Argv[3] == "belay-unit-output" }), hosttest.Reply{Err: hosttest.ErrLost})
 			var lines []string
 			s, err := host.WaitUnit(t.Context(), f, upgrade.Name, func(l string) { lines = append(lines, l) })
 			if err != nil || !s.Finished() || !slices.Equal(lines, []string{"done"}) {
@@ -148,9 +148,9 @@ func TestUnitSurvivesDrops(t *testing.T) {
 	t.Run("the start itself is lost", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newUnitFake(t, hosttest.UnitReply{})
-			f.Once(hosttest.Where("start", func(c host.Cmd) bool { return len(c.Argv) > 3 && c.Argv[3] == "belay-unit-start" }), hosttest.Reply{Err: hosttest.Lost})
+			f.Once(hosttest.Where("start", func(c host.Cmd) bool { return len(c.Argv) > 3 && c.Argv[3] == "belay-unit-start" }), hosttest.Reply{Err: hosttest.ErrLost})
 			f.Once(show, hosttest.Reply{Stdout: "LoadState=not-found\nActiveState=inactive\n"})
-			f.Once(show, hosttest.Reply{Err: hosttest.NotStarted})
+			f.Once(show, hosttest.Reply{Err: hosttest.ErrNotStarted})
 			if _, err := host.RunUnit(t.Context(), f, upgrade, nil); err != nil {
 				t.Error(err)
 			}

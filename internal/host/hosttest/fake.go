@@ -25,7 +25,7 @@ import (
 //
 //	f := hosttest.NewFake(t, "cp1")
 //	f.On(hosttest.Argv("uname", "-r"), hosttest.Reply{Stdout: "6.1.0\n"})
-//	f.Once(hosttest.Prefix("kubeadm", "upgrade"), hosttest.Reply{Err: hosttest.Lost})
+//	f.Once(hosttest.Prefix("kubeadm", "upgrade"), hosttest.Reply{Err: hosttest.ErrLost})
 //	f.SetFile("/etc/hostname", []byte("cp1\n"), 0o644)
 type Fake struct {
 	t    testing.TB
@@ -90,18 +90,18 @@ type Reply struct {
 	Stdout, Stderr string
 	// Code other than 0 becomes a *host.ExitError.
 	Code int
-	// Err, if set, is returned instead, after the output. See Lost and NotStarted.
+	// Err, if set, is returned instead, after the output. See ErrLost and ErrNotStarted.
 	Err error
 	// Do, if set, does the work, and the rest of the reply is not used. Errors other than the three
 	// kinds of package host are returned as they are.
 	Do func(ctx context.Context, c host.Cmd) (host.Result, error)
 }
 
-// Lost and NotStarted as Reply.Err become the errors of package host with the machine's name and the command.
+// ErrLost and ErrNotStarted as Reply.Err become the errors of package host with the machine's name and the command.
 // (Wrap them to say why.)
 var (
-	Lost       = errors.New("connection lost")
-	NotStarted = errors.New("connection refused")
+	ErrLost       = errors.New("connection lost")
+	ErrNotStarted = errors.New("connection refused")
 )
 
 // NewFake gives an empty machine.
@@ -232,7 +232,7 @@ func (f *Fake) Run(ctx context.Context, c host.Cmd) (host.Result, error) {
 		return r.Do(ctx, c)
 	}
 	var in []byte
-	if errors.Is(r.Err, NotStarted) {
+	if errors.Is(r.Err, ErrNotStarted) {
 		f.record(c, nil)
 		return notStarted(r.Err)
 	}
@@ -261,9 +261,9 @@ func (f *Fake) finish(c host.Cmd, shown []string, r Reply) (host.Result, error) 
 		}
 	}
 	switch {
-	case errors.Is(r.Err, NotStarted):
+	case errors.Is(r.Err, ErrNotStarted):
 		return host.Result{}, &host.NotStartedError{Host: f.name, Argv: shown, Err: r.Err}
-	case errors.Is(r.Err, Lost):
+	case errors.Is(r.Err, ErrLost):
 		return res, &host.LostError{Host: f.name, Argv: shown, Err: r.Err}
 	case r.Err != nil:
 		return res, r.Err

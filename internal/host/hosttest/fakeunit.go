@@ -37,7 +37,7 @@ type fakeUnit struct {
 
 // OnUnit lets the machine run units (host.StartUnit and the like) whose program matches; rules added last are asked first. The
 // machine then has a systemd that remembers units; rules for commands come first, so losing the connection in
-// the middle of a wait is f.Once(Prefix("systemctl", "show"), Reply{Err: Lost}).
+// the middle of a wait is f.Once(Prefix("systemctl", "show"), Reply{Err: ErrLost}).
 func (f *Fake) OnUnit(m Match, r UnitReply) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -162,7 +162,7 @@ func (f *Fake) startUnit(ctx context.Context, a []string) (Reply, bool) {
 	f.units[unit.Name] = u
 	f.files[logOf(unit.Name)] = fakeFile{[]byte(u.reply.Output), 0o600}
 	if u.reply.LoseStart {
-		return Reply{Err: Lost}, true
+		return Reply{Err: ErrLost}, true
 	}
 	return Reply{}, true
 }
