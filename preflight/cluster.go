@@ -71,7 +71,7 @@ func coverageRemedy(u *cluster.Unread) string {
 			return "let the SSH user read it, with sudo where the inventory says so"
 		}
 		resource, _, _ := strings.Cut(u.What, "/")
-		return "give the kubeconfig's user the right to read it, for instance: kubectl auth can-i list " + resource + " -A"
+		return "give the kubeconfig's user the right to read it (docs/rbac-check.yaml has all); then kubectl auth can-i list " + resource + " -A says yes"
 	case cluster.UnreadNotAsked:
 		return "say how to reach the machines: --inventory FILE"
 	case cluster.UnreadUnreachable, cluster.UnreadTimeout, cluster.UnreadLost:

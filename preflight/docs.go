@@ -20,6 +20,10 @@ way of an upgrade: exit code 3 with at least one failure, 6 when there is none a
 A finding is named ` + "`check@subject`" + `. ` + "`--accept check@subject`" + ` waives exactly that finding, and the report says so. What follows from an
 accepted gap in what was read (` + "`coverage@...`" + `) is skipped. Checks marked *no* cannot be waived.
 
+The kubeconfig's user needs the rights in [rbac-check.yaml](rbac-check.yaml); a test holds that list against what is asked.
+The machines are asked through the inventory's SSH user, by one read-only script that leaves nothing there (inspect/facts.sh); private
+keys do not leave them, but for the client key by which etcd is asked, which stays in memory.
+
 | check | looks whether | fails when | warns when | waivable | needs | source |
 |---|---|---|---|---|---|---|
 `)
