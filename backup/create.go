@@ -88,6 +88,8 @@ func Create(ctx context.Context, o Options) (b *Backup, err error) {
 		e := event.Event{Time: time.Now(), Type: event.RunFinished, Run: "backup", Elapsed: time.Since(started)}
 		if err != nil {
 			e.Err = err.Error()
+		} else {
+			e.Msg = "backup " + b.Dir
 		}
 		sink.Emit(e)
 	}()

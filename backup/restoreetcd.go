@@ -10,8 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"net"
-	"net/http"
-	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -24,6 +22,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 
 	"github.com/belayops/belay/internal/condition"
@@ -223,21 +222,21 @@ func (x *etcdRestore) begin(ctx context.Context, h journal.Header) error {
 // look reads what each node runs, and whether it has room, before anything is stopped.
 func (x *etcdRestore) look(ctx context.Context) ([]target, error) {
 	out := make([]target, len(x.o.Hosts))
-	g, ctx := errgroup.WithContext(ctx)
+	g, gctx := errgroup.WithContext(ctx)
 	for i, h := range x.o.Hosts {
 		g.Go(func() error {
-			t, err := readTarget(ctx, h)
+			t, err := readTarget(gctx, h)
 			if err != nil {
 				return err
 			}
 			if err := versionFits(x.src.m.Etcd, &t); err != nil {
 				return err
 			}
-			if err := x.checkIdentity(ctx, h); err != nil {
+			if err := x.checkIdentity(gctx, h); err != nil {
 				return err
 			}
 			out[i] = t
-			return x.checkRoom(ctx, h, t.DataDir)
+			return x.checkRoom(gctx, h, t.DataDir)
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -731,43 +730,32 @@ func (x *etcdRestore) quorum(ctx context.Context) error {
 
 // apiReady waits until the node's own apiserver says that it is ready.
 func (x *etcdRestore) apiReady(ctx context.Context, t target, h host.Host) error {
-	client, err := nodeAPI(ctx, t, h)
+	api, err := nodeAPI(ctx, t, h)
 	if err != nil {
 		return err
 	}
-	defer client.CloseIdleConnections()
+	defer api.http.CloseIdleConnections()
 	return condition.Wait(ctx, condition.Condition{Name: "kube-apiserver on " + t.Node + " to be ready", Check: func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://kubernetes/readyz", nil)
-		if err != nil {
-			return condition.Final(err)
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return condition.NotYetf("/readyz answers %s", resp.Status)
-		}
-		return nil
+		_, err := api.get(ctx, "/readyz")
+		return err
 	}}, condition.Options{Timeout: x.o.Timeout, Interval: time.Second, Attempt: 10 * time.Second})
 }
 
-// nodeAPI gives a client of the node's own apiserver, past any balancer, as its administrator.
-func nodeAPI(ctx context.Context, t target, h host.Host) (*http.Client, error) {
-	// kubeadm renews this certificate with the others; it is group kubeadm:cluster-admins or system:masters.
-	conf, err := readTLS(ctx, h, "/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/apiserver-kubelet-client.crt", "/etc/kubernetes/pki/apiserver-kubelet-client.key")
+// nodeAPI gives access to the node's own apiserver, past any balancer, as kubeadm's administrator.
+func nodeAPI(ctx context.Context, t target, h host.Host) (*apiClient, error) {
+	const conf = "/etc/kubernetes/admin.conf"
+	data, err := h.ReadFile(ctx, conf)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: read %s: %w", t.Node, conf, err)
 	}
-	conf.ServerName = "kubernetes"
+	cfg, err := clientcmd.RESTConfigFromKubeConfig(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", t.Node, conf, err)
+	}
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(t.APIPort))
-	return &http.Client{Transport: &http.Transport{
-		TLSClientConfig: conf,
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return h.Dial(ctx, network, addr)
-		},
-	}}, nil
+	cfg.Host, cfg.ServerName = "https://"+addr, "kubernetes"
+	cfg.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) { return h.Dial(ctx, network, addr) }
+	return newAPIClient(cfg)
 }
 
 // verify proves that the restored cluster works: every apiserver shows the
@@ -810,12 +798,11 @@ func (x *etcdRestore) verify(ctx context.Context) error {
 
 // checkLineage asks the node's apiserver for the identity of what it serves.
 func (x *etcdRestore) checkLineage(ctx context.Context, t target) error {
-	client, err := nodeAPI(ctx, t, x.hosts[t.Node])
+	api, err := nodeAPI(ctx, t, x.hosts[t.Node])
 	if err != nil {
 		return err
 	}
-	defer client.CloseIdleConnections()
-	api := &apiClient{http: client, base: &url.URL{Scheme: "https", Host: "kubernetes"}}
+	defer api.http.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(ctx, x.o.Timeout)
 	defer cancel()
 	raw, err := api.get(ctx, "/api/v1/namespaces/kube-system")
