@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/belayops/belay/apicheck/lifecycle"
+	"github.com/belayops/belay/apicheck/yamltext"
 )
 
 const (
@@ -29,39 +29,8 @@ type part struct {
 	line int // of its first line, from 1
 }
 
-// split cuts a text at its document markers. YAML forbids a line that begins with "---" or "..."
-// and white space inside any scalar, so such a line is a marker wherever it stands.
 func split(text []byte, yield func(part) bool) {
-	line, start, startLine := 1, 0, 1
-	for pos := 0; pos < len(text); {
-		end := bytes.IndexByte(text[pos:], '\n')
-		if end < 0 {
-			end = len(text)
-		} else {
-			end += pos
-		}
-		if marker(text[pos:end]) {
-			if pos > start && !yield(part{text[start:pos], startLine}) {
-				return
-			}
-			start, startLine = pos, line
-			if text[pos] == '.' { // an end belongs to no document
-				start, startLine = min(end+1, len(text)), line+1
-			}
-		}
-		pos = end + 1
-		line++
-	}
-	if start < len(text) {
-		yield(part{text[start:], startLine})
-	}
-}
-
-func marker(line []byte) bool {
-	if len(line) < 3 || (line[0] != '-' && line[0] != '.') || line[1] != line[0] || line[2] != line[0] {
-		return false
-	}
-	return len(line) == 3 || line[3] == ' ' || line[3] == '\t' || line[3] == '\r'
+	yamltext.Split(text, func(p yamltext.Part) bool { return yield(part{p.Text, p.Line}) })
 }
 
 // origin says where a text comes from and how to report what is in it.
@@ -132,32 +101,7 @@ func (c *collector) part(og origin, p part) {
 	}
 }
 
-// parseYAML parses one document; nil for an empty one.
-func parseYAML(text []byte) (root *yaml.Node, err error) {
-	// The parser is known to have panicked on odd input; a scan must survive any.
-	defer func() {
-		if r := recover(); r != nil {
-			root, err = nil, fmt.Errorf("the parser gave up: %v", r)
-		}
-	}()
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	var doc yaml.Node
-	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
-	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		if err == nil {
-			err = errors.New("content after the end of the document")
-		}
-		return nil, err
-	}
-	if len(doc.Content) == 0 {
-		return nil, nil
-	}
-	return doc.Content[0], nil
-}
+func parseYAML(text []byte) (*yaml.Node, error) { return yamltext.Parse(text) }
 
 // errorLine gives how many lines after the first of its text an error of the parser lies.
 func errorLine(err error) int {
@@ -336,69 +280,12 @@ func jsonNode(dec *json.Decoder, lines *lineCounter, depth int) (*yaml.Node, err
 	return n, nil
 }
 
-// resolve follows aliases. A cycle ends in nil.
-func resolve(n *yaml.Node) *yaml.Node {
-	for i := 0; n != nil && n.Kind == yaml.AliasNode; i++ {
-		if i > 10 {
-			return nil
-		}
-		n = n.Alias
-	}
-	return n
-}
+func resolve(n *yaml.Node) *yaml.Node            { return yamltext.Resolve(n) }
+func field(n *yaml.Node, key string) *yaml.Node  { return yamltext.Field(n, key) }
+func scalar(n *yaml.Node, key string) string     { return yamltext.Scalar(n, key) }
+func list(n *yaml.Node, key string) []*yaml.Node { return yamltext.List(n, key) }
 
-// field finds a key of a mapping, also in what is merged into it.
-func field(n *yaml.Node, key string) *yaml.Node { return fieldDepth(n, key, 0) }
-
-func fieldDepth(n *yaml.Node, key string, depth int) *yaml.Node {
-	n = resolve(n)
-	if n == nil || n.Kind != yaml.MappingNode || depth > 10 {
-		return nil
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key && resolve(n.Content[i]).Kind == yaml.ScalarNode {
-			return resolve(n.Content[i+1])
-		}
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Tag != "!!merge" {
-			continue
-		}
-		merged := resolve(n.Content[i+1])
-		if merged == nil {
-			continue
-		}
-		from := []*yaml.Node{merged}
-		if merged.Kind == yaml.SequenceNode {
-			from = merged.Content
-		}
-		for _, m := range from {
-			if v := fieldDepth(m, key, depth+1); v != nil {
-				return v
-			}
-		}
-	}
-	return nil
-}
-
-// scalar gives a key's plain value; empty when it is none.
-func scalar(n *yaml.Node, key string) string {
-	v := field(n, key)
-	if v == nil || v.Kind != yaml.ScalarNode || v.Tag == "!!null" {
-		return ""
-	}
-	return v.Value
-}
-
-func list(n *yaml.Node, key string) []*yaml.Node {
-	v := field(n, key)
-	if v == nil || v.Kind != yaml.SequenceNode {
-		return nil
-	}
-	return v.Content
-}
-
-// strings gives the scalars of a key's sequence.
+// scalars gives the scalars of a key's sequence.
 func scalars(n *yaml.Node, key string) []string {
 	var out []string
 	for _, e := range list(n, key) {
