@@ -402,11 +402,25 @@ func (u *up) proveNode(ctx context.Context, n *node, image string) (err error) {
 	}()
 	return condition.Wait(ctx, condition.Condition{Name: "a pod on " + n.name + " to find " + proofName, Check: func(ctx context.Context) error {
 		p, err := pods.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			_, err = pods.Create(ctx, pod, metav1.CreateOptions{})
+		}
 		if err != nil {
 			return err
 		}
-		if p.Status.Phase == corev1.PodSucceeded {
+		switch p.Status.Phase {
+		case corev1.PodSucceeded:
 			return nil
+		case corev1.PodFailed:
+			// Evicted, or preempted: it will not come back, and another one tells more.
+			why := strings.TrimSpace(p.Status.Reason + ": " + p.Status.Message)
+			if err := remove(ctx); err != nil {
+				return err
+			}
+			if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+			return condition.NotYetf("the pod was put out by the node (%s); trying another", why)
 		}
 		for _, c := range p.Status.ContainerStatuses {
 			for _, s := range []corev1.ContainerState{c.State, c.LastTerminationState} {

@@ -167,6 +167,8 @@ type Quirks struct {
 	RestrictOOMScoreAdj bool `json:"restrictOOMScoreAdj,omitempty"`
 	// LeaveConntrack: kube-proxy may not write the kernel's conntrack limits there.
 	LeaveConntrack bool `json:"leaveConntrack,omitempty"`
+	// SharedDisk: the machine's disk is one with others, so that its fill level says nothing about the machine.
+	SharedDisk bool `json:"sharedDisk,omitempty"`
 	// IgnorePreflight are kubeadm's preflight checks that cannot pass there.
 	IgnorePreflight []string `json:"ignorePreflight,omitempty"`
 }
@@ -182,6 +184,7 @@ func (q Quirks) words() string {
 	add(q.AllowSwap, "kubelet allowed with swap")
 	add(q.RestrictOOMScoreAdj, "containerd leaves oom_score_adj")
 	add(q.LeaveConntrack, "kube-proxy leaves conntrack limits")
+	add(q.SharedDisk, "kubelet leaves a shared disk's fill level")
 	if len(q.IgnorePreflight) > 0 {
 		w = append(w, "kubeadm ignores "+strings.Join(q.IgnorePreflight, ", "))
 	}

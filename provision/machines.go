@@ -77,7 +77,7 @@ func (u *up) makeMachines(ctx context.Context, inv *inventory.Inventory) (string
 	for _, m := range machines {
 		n := &node{name: m.Name, role: roles[m.Name], address: m.Address, machine: true, quirks: Quirks{
 			AllowCgroupV1: q.FailCgroupV1False, AllowSwap: q.FailSwapOnFalse, RestrictOOMScoreAdj: q.RestrictOOMScoreAdj,
-			LeaveConntrack: q.KubeProxyConntrackZero, IgnorePreflight: q.IgnorePreflight,
+			LeaveConntrack: q.KubeProxyConntrackZero, SharedDisk: true, IgnorePreflight: q.IgnorePreflight,
 		}}
 		u.nodes = append(u.nodes, n)
 		inv.SSH = inventory.SSH{User: m.User, Port: m.Port, KeyFile: m.KeyFile, KnownHostsFile: m.KnownHostsFile}

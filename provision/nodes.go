@@ -166,7 +166,7 @@ func (u *up) kubeadmCluster() kubeadm.Cluster {
 	return kubeadm.Cluster{
 		Name: u.spec.Name, Version: u.spec.Version(), Endpoint: u.state.Endpoint,
 		PodSubnet: u.spec.PodSubnet, ServiceSubnet: u.spec.ServiceSubnet, CertSANs: u.spec.CertSANs, ExtraArgs: u.spec.ExtraArgs,
-		Kubelet: kubeadm.KubeletSettings{AllowCgroupV1: q.AllowCgroupV1, AllowSwap: q.AllowSwap, FeatureGates: u.spec.FeatureGates},
+		Kubelet: kubeadm.KubeletSettings{AllowCgroupV1: q.AllowCgroupV1, AllowSwap: q.AllowSwap, SharedDisk: q.SharedDisk, FeatureGates: u.spec.FeatureGates},
 		Proxy:   kubeadm.ProxySettings{Mode: u.spec.KubeProxyMode, LeaveConntrack: q.LeaveConntrack},
 	}
 }

@@ -471,6 +471,7 @@ func (u *up) quirks() Quirks {
 		q.AllowCgroupV1 = q.AllowCgroupV1 || n.quirks.AllowCgroupV1
 		q.AllowSwap = q.AllowSwap || n.quirks.AllowSwap
 		q.LeaveConntrack = q.LeaveConntrack || n.quirks.LeaveConntrack
+		q.SharedDisk = q.SharedDisk || n.quirks.SharedDisk
 		for _, i := range n.quirks.IgnorePreflight {
 			if !slices.Contains(q.IgnorePreflight, i) {
 				q.IgnorePreflight = append(q.IgnorePreflight, i)

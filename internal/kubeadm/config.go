@@ -42,7 +42,10 @@ type KubeletSettings struct {
 	// AllowCgroupV1 writes failCgroupV1: false (the default is true since 1.35, KEP-4569).
 	AllowCgroupV1 bool
 	// AllowSwap writes failSwapOn: false.
-	AllowSwap    bool
+	AllowSwap bool
+	// SharedDisk keeps the kubelet from evicting pods and removing images because the disk, which is not the node's
+	// own, is full by percent: only when it is nearly full in bytes.
+	SharedDisk   bool
 	FeatureGates map[string]bool
 }
 
@@ -226,6 +229,11 @@ func kubeletConfiguration(k KubeletSettings) document {
 	}
 	if k.AllowSwap {
 		d["failSwapOn"] = false
+	}
+	if k.SharedDisk {
+		d["evictionHard"] = document{"memory.available": "100Mi", "nodefs.available": "1Gi", "imagefs.available": "1Gi", "nodefs.inodesFree": "1%"}
+		d["imageGCHighThresholdPercent"] = 100
+		d["imageGCLowThresholdPercent"] = 99
 	}
 	if len(k.FeatureGates) > 0 {
 		d["featureGates"] = k.FeatureGates

@@ -52,14 +52,14 @@ func TestRenderInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "init.yaml", plain)
-	for _, word := range []string{"failCgroupV1", "conntrack", "ignorePreflightErrors"} {
+	for _, word := range []string{"failCgroupV1", "failSwapOn", "evictionHard", "conntrack", "ignorePreflightErrors"} {
 		if bytes.Contains(plain, []byte(word)) {
 			t.Errorf("%s is set without need", word)
 		}
 	}
 
 	c := cluster()
-	c.Kubelet = KubeletSettings{AllowCgroupV1: true, FeatureGates: map[string]bool{"X": true}}
+	c.Kubelet = KubeletSettings{AllowCgroupV1: true, AllowSwap: true, SharedDisk: true, FeatureGates: map[string]bool{"X": true}}
 	c.Proxy.LeaveConntrack = true
 	c.CertSANs = []string{"api.example.org"}
 	c.ExtraArgs = map[string]map[string]string{"apiServer": {"v": "2", "audit-log-path": "-"}, "etcd": {"quota-backend-bytes": "1"}, "scheduler": {"v": "3"}}
