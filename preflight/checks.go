@@ -17,7 +17,7 @@ func Checks() []Check {
 		{ID: "version-skew", Title: "Versions are within the skew policy", Waivable: true, Run: versionSkew,
 			Fails: "a component is too far from an apiserver that it may reach", Source: "https://kubernetes.io/releases/version-skew-policy/"},
 		{ID: "nodes-ready", Title: "Every node is Ready", Waivable: true, Run: nodesReady,
-			Fails: "a node is not Ready", Warns: "a node reports pressure or another condition"},
+			Fails: "a node is not Ready, or has a condition by which nothing is scheduled there (DiskPressure, MemoryPressure, PIDPressure, NetworkUnavailable)", Warns: "a node has another condition that is not as it should be"},
 		{ID: "nodes-cordoned", Title: "No node is cordoned", Waivable: true, Run: nodesCordoned,
 			Fails: "every node is cordoned", Warns: "a node is cordoned: it stays so after the upgrade"},
 		{ID: "control-plane-components", Title: "Control plane components run and agree", Waivable: true, Run: controlPlaneComponents,

@@ -129,7 +129,10 @@ func TestEachCheck(t *testing.T) {
 		{"nodes-ready", "one is not", []change{state(ct.NotReady("w1", "KubeletStopped: gone")), host("w1", func(h *cluster.HostFacts) { h.KubeletActive = "failed" })}, []string{"fail w1: KubeletStopped: gone; systemd says that its kubelet is failed"}},
 		{"nodes-ready", "pressure", []change{state(ct.Node("w1", func(n *cluster.Node) {
 			n.Conditions = []cluster.NodeCondition{{Type: "DiskPressure", Status: "True", Reason: "KubeletHasDiskPressure"}}
-		}))}, []string{"warn w1/DiskPressure: DiskPressure=True"}},
+		}))}, []string{"fail w1/DiskPressure: no pod is scheduled there"}},
+		{"nodes-ready", "another condition", []change{state(ct.Node("w1", func(n *cluster.Node) {
+			n.Conditions = []cluster.NodeCondition{{Type: "KernelDeadlock", Status: "True", Reason: "DockerHung"}, {Type: "DiskPressure", Status: "Unknown"}}
+		}))}, []string{"warn w1/KernelDeadlock: KernelDeadlock=True", "warn w1/DiskPressure: DiskPressure=Unknown"}},
 		{"nodes-ready", "silent", []change{state(ct.NotReady("w1", "NodeStatusUnknown: silent."), ct.Node("w1", func(n *cluster.Node) {
 			n.Conditions = []cluster.NodeCondition{{Type: "DiskPressure", Status: "Unknown"}}
 		}))}, []string{"fail w1: silent on w1: systemctl status kubelet"}},

@@ -310,6 +310,17 @@ func nodesReady(_ context.Context, in *Input) []Result {
 			if !n.Ready && c.Status == "Unknown" {
 				continue
 			}
+			// Kubernetes taints nodes by these, so that evicted pods have no place there (node.kubernetes.io/disk-pressure...).
+			taints := map[string]string{
+				"DiskPressure":       "make room: crictl rmi --prune, journalctl --vacuum-size=200M",
+				"MemoryPressure":     "see what takes it: kubectl top pods -A --sort-by=memory",
+				"PIDPressure":        "see what makes so many processes",
+				"NetworkUnavailable": "see the pods of the network plugin there",
+			}
+			if remedy, ok := taints[c.Type]; ok && c.Status == "True" {
+				out = append(out, finding(Fail, n.Name+"/"+c.Type, "on "+n.Name+": "+remedy, "node %s has %s (%s): no pod is scheduled there", n.Name, c.Type, c.Reason))
+				continue
+			}
 			out = append(out, finding(Warn, n.Name+"/"+c.Type, "see: kubectl describe node "+n.Name, "node %s has condition %s=%s (%s)", n.Name, c.Type, c.Status, c.Reason))
 		}
 	}

@@ -208,6 +208,7 @@ func etcdFloor(_ context.Context, in *Input) []Result {
 				why = p.Message
 			}
 		}
+		slices.Sort(low)
 		if low != nil {
 			out = append(out, in.floorFinding(hop, next, members, low, why))
 		}
