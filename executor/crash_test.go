@@ -35,17 +35,26 @@ func (k *killLog) Append(r journal.Record) error {
 		return errKilled
 	}
 	if k.count == k.n && !k.after {
-		k.w.dead = true
+		k.w.kill()
 		return errKilled
 	}
 	if err := k.log.Append(r); err != nil {
 		return err
 	}
 	if k.count == k.n {
-		k.w.dead = true
+		k.w.kill()
 		return errKilled
 	}
 	return nil
+}
+
+// mortal is the context of a process that may be killed.
+func (w *world) mortal(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	w.cancel = cancel
+	return ctx
 }
 
 func options(dir string) Options {
@@ -64,7 +73,7 @@ func undisturbed(t *testing.T, cps, workers int) (end string, records []string, 
 	t.Helper()
 	w := newWorld(t, cps, workers)
 	k := &killLog{w: w}
-	o := options(t.TempDir())
+	o := options(quickDir(t))
 	o.wrapLog = func(l log) log { k.log = l; return k }
 	r, err := Apply(t.Context(), w.env(), w.plan(t), o)
 	if err != nil {
@@ -110,10 +119,10 @@ func TestKilledAtEveryRecord(t *testing.T) {
 				t.Run(fmt.Sprintf("%d+%d/%s/after=%v", size[0], size[1], records[n-1], after), func(t *testing.T) {
 					t.Parallel()
 					w := newWorld(t, size[0], size[1])
-					dir := t.TempDir()
+					dir := quickDir(t)
 					o := options(dir)
 					o.wrapLog = func(l log) log { return &killLog{log: l, w: w, n: n, after: after} }
-					if _, err := Apply(t.Context(), w.env(), w.plan(t), o); !errors.Is(err, errKilled) {
+					if _, err := Apply(w.mortal(t), w.env(), w.plan(t), o); !errors.Is(err, errKilled) {
 						t.Fatalf("the process was not killed: %v", err)
 					}
 					w.revive()
@@ -125,7 +134,12 @@ func TestKilledAtEveryRecord(t *testing.T) {
 					} else if st.ended == "" {
 						finish(t, w, dir)
 					}
-					if got := w.end(t); got != want {
+					got := w.end(t)
+					if n == len(records) && after {
+						// Killed between the run's end and giving the lease back: it runs out by itself.
+						got = strings.Replace(got, "the lease is still there\n", "", 1)
+					}
+					if got != want {
 						t.Errorf("the end differs:\n%s\nwant\n%s", got, want)
 					}
 				})
@@ -147,7 +161,7 @@ func TestStruckAtEveryOperation(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%d/after=%v", name, n, after), func(t *testing.T) {
 					t.Parallel()
 					w := newWorld(t, 1, 1)
-					dir := t.TempDir()
+					dir := quickDir(t)
 					w.strike = func(op int, isAfter bool) error {
 						if op == n && isAfter == after {
 							return hit
@@ -156,7 +170,7 @@ func TestStruckAtEveryOperation(t *testing.T) {
 					}
 					o := options(dir)
 					o.wrapLog = func(l log) log { return &killLog{log: l, w: w} }
-					_, err := Apply(t.Context(), w.env(), w.plan(t), o)
+					_, err := Apply(w.mortal(t), w.env(), w.plan(t), o)
 					if err != nil {
 						var stopped *StoppedError
 						var unknown *UnknownError
@@ -184,7 +198,7 @@ func TestFailedControlPlaneTouchesNoKubelet(t *testing.T) {
 		}
 		return unitWorks
 	}
-	dir := t.TempDir()
+	dir := quickDir(t)
 	_, err := Apply(t.Context(), w.env(), w.plan(t), options(dir))
 	var stopped *StoppedError
 	if !errors.As(err, &stopped) || stopped.Step != "control-plane@1.37.2/cp1" || !stopped.Begun {
@@ -200,7 +214,7 @@ func TestFailedControlPlaneTouchesNoKubelet(t *testing.T) {
 		}
 	}
 	for k, n := range w.started {
-		if k != "cp1 upgrade apply" || n != 1 {
+		if k != "cp1 upgrade apply" || n != kubeadmTries {
 			t.Errorf("%s was started %d times", k, n)
 		}
 	}
@@ -234,7 +248,7 @@ func TestManifestLostBetweenRenames(t *testing.T) {
 		}
 		return unitWorks
 	}
-	dir := t.TempDir()
+	dir := quickDir(t)
 	var stopped *StoppedError
 	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(dir)); !errors.As(err, &stopped) || stopped.Step != "control-plane@1.37.2/cp1" {
 		t.Fatalf("got %v", err)
@@ -249,7 +263,7 @@ func TestBrokenEtcdAsksForAPerson(t *testing.T) {
 	w := newWorld(t, 1, 1)
 	w.unit = func(string, []string) unitFate { return unitBreaksEtcd }
 	var stopped *StoppedError
-	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(t.TempDir())); !errors.As(err, &stopped) || len(stopped.Do) == 0 || !strings.Contains(err.Error(), "roll-back of etcd restores nothing") {
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(quickDir(t))); !errors.As(err, &stopped) || len(stopped.Do) == 0 || !strings.Contains(err.Error(), "roll-back of etcd restores nothing") {
 		t.Errorf("got %v, want what a person can do about etcd", err)
 	}
 }
@@ -258,7 +272,7 @@ func TestStalePlan(t *testing.T) {
 	w := newWorld(t, 1, 1)
 	p := w.plan(t)
 	w.initial.Nodes[1].Unschedulable = true
-	dir := t.TempDir()
+	dir := quickDir(t)
 	var stale *StaleError
 	if _, err := Apply(t.Context(), w.env(), p, options(dir)); !errors.As(err, &stale) || !strings.Contains(err.Error(), "w1 was schedulable, is cordoned") {
 		t.Errorf("got %v, want the difference", err)
@@ -278,7 +292,7 @@ func TestOneRunAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	var busy *BusyError
-	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(t.TempDir())); !errors.As(err, &busy) || !strings.Contains(err.Error(), "bob@laptop") || busy.Since.IsZero() {
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(quickDir(t))); !errors.As(err, &busy) || !strings.Contains(err.Error(), "bob@laptop") || busy.Since.IsZero() {
 		t.Fatalf("got %v, want who holds the cluster and since when", err)
 	}
 	// Another run's lease that ran out is taken.
@@ -286,7 +300,7 @@ func TestOneRunAtATime(t *testing.T) {
 	if err := l.acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(t.TempDir())); err != nil {
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(quickDir(t))); err != nil {
 		t.Fatal(err)
 	}
 	// The late holder notices, and does not take away what is not its own.
@@ -299,7 +313,7 @@ func TestOneRunAtATime(t *testing.T) {
 func TestStopAfterTheStep(t *testing.T) {
 	want, _, _ := undisturbed(t, 1, 1)
 	w := newWorld(t, 1, 1)
-	dir := t.TempDir()
+	dir := quickDir(t)
 	o := options(dir)
 	stop := make(chan struct{})
 	o.Stop = stop
@@ -321,7 +335,7 @@ func TestStopAfterTheStep(t *testing.T) {
 func TestCancelStopsAtOnceAndTheUnitGoesOn(t *testing.T) {
 	want, _, _ := undisturbed(t, 1, 1)
 	w := newWorld(t, 1, 1)
-	dir := t.TempDir()
+	dir := quickDir(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	w.strike = func(int, bool) error {
 		if w.started["cp1 upgrade apply"] > 0 {
@@ -358,7 +372,7 @@ func TestAbortUndoesOnlyItsOwn(t *testing.T) {
 		}
 		return unitWorks
 	}
-	dir := t.TempDir()
+	dir := quickDir(t)
 	var stopped *StoppedError
 	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(dir)); !errors.As(err, &stopped) || stopped.Step != "kubelet-config@1.37.2/w1" {
 		t.Fatalf("got %v", err)
@@ -407,7 +421,7 @@ func TestDrainNamesTheBudgetThatHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.refuse = func(string) error { return apierrors.NewTooManyRequests("budget", 1) }
-	_, err = Apply(t.Context(), w.env(), w.plan(t), options(t.TempDir()))
+	_, err = Apply(t.Context(), w.env(), w.plan(t), options(quickDir(t)))
 	var stopped *StoppedError
 	if !errors.As(err, &stopped) || !strings.HasPrefix(stopped.Step, "drain@") || !strings.Contains(err.Error(), "PodDisruptionBudget shop/tight allows no disruption (2 healthy, 2 wanted)") {
 		t.Errorf("got %v, want the drain to stop and name the budget", err)
@@ -428,7 +442,7 @@ func TestKubeletStepLooksAtEveryAPIServer(t *testing.T) {
 		}
 		return v, err
 	}
-	dir := t.TempDir()
+	dir := quickDir(t)
 	o := options(dir)
 	o.wrapLog = func(l log) log {
 		return appendFunc(func(r journal.Record) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +25,8 @@ import (
 const (
 	// kubeadmPatience bounds a whole `kubeadm upgrade`: the sum of its own waits is above an hour (advisories of kubeadm 1.37).
 	kubeadmPatience = 100 * time.Minute
+	// kubeadmTries is how often kubeadm is run when it ends before it has changed anything.
+	kubeadmTries = 2
 	// etcdGrace is how long an etcd member may take to answer after kubeadm gave up, before a person is asked.
 	etcdGrace = 90 * time.Second
 	// kept is where belay keeps what it replaces on a machine, never below the manifest directory, where the kubelet would run it.
@@ -86,7 +89,7 @@ func (t *task) unitEnd(ctx context.Context, s plan.Step, argv []string) error {
 		case UnitSucceeded:
 			return nil
 		case UnitFailed:
-			return condition.Final(&UnitError{Host: s.Node, Unit: name, Argv: argv, Detail: u.Detail, Output: tailLines(u.Output, 12)})
+			return condition.Final(&UnitError{Host: s.Node, Unit: name, Argv: argv, Detail: u.Detail, Output: salient(u.Output)})
 		case UnitAbsent:
 			return condition.Final(&UnitError{Host: s.Node, Unit: name, Argv: argv, Detail: "the unit is gone: the machine was restarted, or somebody removed it"})
 		case UnitRunning:
@@ -100,9 +103,22 @@ func lastLine(s string) string {
 	return strings.TrimSpace(s[strings.LastIndexByte(s, '\n')+1:])
 }
 
-func tailLines(s string, n int) string {
-	lines := strings.Split(strings.TrimSpace(s), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+var colours = regexp.MustCompile("\x1b\\[[0-9;]*m")
+
+// salient gives the lines of kubeadm's output that say what went wrong, or else the last ones.
+func salient(s string) string {
+	lines := strings.Split(strings.TrimSpace(colours.ReplaceAllString(s, "")), "\n")
+	var errs []string
+	for _, l := range lines {
+		if strings.Contains(l, "[ERROR") || strings.HasPrefix(l, "error") || strings.HasPrefix(l, "[upgrade/") && strings.Contains(l, "FATAL") {
+			errs = append(errs, strings.TrimSpace(l))
+		}
+	}
+	if len(errs) > 0 {
+		lines = errs
+	}
+	const most = 8
+	return strings.Join(lines[max(0, len(lines)-most):], "\n")
 }
 
 // controlPlane is `kubeadm upgrade apply` or `upgrade node` on one control plane node.
@@ -219,11 +235,19 @@ func (h controlPlane) Apply(ctx context.Context, s plan.Step) error {
 			return err
 		}
 	}
-	err = h.inUnit(ctx, s, argv)
-	if unit := (*UnitError)(nil); errors.As(err, &unit) {
-		return h.afterFailure(ctx, s, err)
+	for try := 1; ; try++ {
+		err = h.inUnit(ctx, s, argv)
+		if unit := (*UnitError)(nil); !errors.As(err, &unit) {
+			return err
+		}
+		// kubeadm's own preflight starts a pod and gives it a minute, which a busy cluster does not always manage.
+		// As long as nothing was changed, running it again is what a person would do.
+		f, perr := h.Probe(ctx, s, false)
+		if try == kubeadmTries || perr != nil || f.Progress != NotStarted {
+			return h.afterFailure(ctx, s, err)
+		}
+		h.say(s, "kubeadm ended before it changed anything; trying once more: %v", err)
 	}
-	return err
 }
 
 // restoreManifests puts back what kubeadm moved away when it was cut off between its two renames: the old manifest,

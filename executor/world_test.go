@@ -60,6 +60,8 @@ type world struct {
 	mu   sync.Mutex
 	ops  int  // operations on machines so far
 	dead bool // the process is gone: nothing works any more
+	// cancel ends the context of the process.
+	cancel context.CancelFunc
 	// strike, when set, is asked before and after each operation on a machine.
 	strike func(op int, after bool) error
 	// unit is asked what becomes of a unit's work; nil means that it succeeds.
@@ -104,7 +106,8 @@ func newWorld(t testing.TB, controlPlanes, workers int) *world {
 	t.Helper()
 	w := &world{t: t, machines: map[string]*machine{}, started: map[string]int{}, initial: clustertest.New("1.36.3", controlPlanes, workers)}
 	w.initial.Workloads = []cluster.Workload{{Kind: "Deployment", Namespace: "shop", Name: "web", Desired: 2, Ready: 2}}
-	w.client = fake.NewClientset()
+	//lint:ignore SA1019 NewClientset parses the whole OpenAPI schema each time, and no test here uses server-side apply
+	w.client = fake.NewSimpleClientset()
 	w.client.Resources = []*metav1.APIResourceList{
 		{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "pods/eviction", Kind: "Eviction", Group: "policy", Version: "v1", Namespaced: true}}},
 		{GroupVersion: "policy/v1", APIResources: []metav1.APIResource{{Name: "poddisruptionbudgets", Kind: "PodDisruptionBudget", Namespaced: true}}},
@@ -307,7 +310,7 @@ func (w *world) op(do func() error) error {
 		}
 		err := w.strike(n, after)
 		if errors.Is(err, errKilled) {
-			w.dead = true
+			w.kill()
 		}
 		return err
 	}
@@ -319,6 +322,14 @@ func (w *world) op(do func() error) error {
 		return e
 	}
 	return err
+}
+
+// kill ends the process: nothing works any more, and no wait goes on.
+func (w *world) kill() {
+	w.dead = true
+	if w.cancel != nil {
+		w.cancel()
+	}
 }
 
 func (m *machine) Name() string { return m.name }
@@ -614,10 +625,25 @@ func (w *world) plan(t testing.TB) *plan.Plan {
 	return p
 }
 
+// quickDir is a directory in memory, where there is one: the journals of a thousand runs flush every record.
+func quickDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "belay-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 // testBundle is a bundle of files of a few bytes.
 func testBundle(t testing.TB) *bundle.Bundle {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "1.37.2-amd64")
+	dir := filepath.Join(quickDir(t), "1.37.2-amd64")
 	m := bundle.Manifest{Schema: bundle.ManifestSchema, Kubernetes: v1372, Arch: "amd64", Source: bundle.SourceGoMod,
 		Components: []bundle.Component{{Name: "etcd", Version: "v3.7.0"}}}
 	add := func(f bundle.File, content string, mode fs.FileMode) {
