@@ -124,6 +124,23 @@ func (l *liveCluster) releases(ctx context.Context, o Options, c *collector) {
 // records lists where releases are kept, and picks the revisions that count; older counts the others.
 func (l *liveCluster) records(ctx context.Context, o Options, c *collector) (picked []record, older int) {
 	byRelease := map[[3]string][]record{}
+	l.eachRecord(ctx, o, c, func(r record) {
+		k := [3]string{r.namespace, r.release, r.driver}
+		byRelease[k] = append(byRelease[k], r)
+	})
+	for _, revisions := range byRelease {
+		p := pick(revisions)
+		picked = append(picked, p...)
+		older += len(revisions) - len(p)
+	}
+	slices.SortFunc(picked, func(a, b record) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.release, b.release), cmp.Compare(a.revision, b.revision), cmp.Compare(a.driver, b.driver))
+	})
+	return picked, older
+}
+
+// eachRecord lists the records of all releases by their labels.
+func (l *liveCluster) eachRecord(ctx context.Context, o Options, c *collector, yield func(record)) {
 	for _, driver := range []string{"secrets", "configmaps"} {
 		gvr := schema.GroupVersionResource{Version: "v1", Resource: driver}
 		for _, ns := range namespaces(o, true) {
@@ -147,25 +164,15 @@ func (l *liveCluster) records(ctx context.Context, o Options, c *collector) (pic
 			}, func() { clear(seen) })
 			c.listed("helm release records in "+driver, ns, "labels", n, err)
 			for r := range seen {
-				k := [3]string{r.namespace, r.release, driver}
-				byRelease[k] = append(byRelease[k], r)
+				yield(r)
 			}
 		}
 	}
-	for _, revisions := range byRelease {
-		p := pick(revisions)
-		picked = append(picked, p...)
-		older += len(revisions) - len(p)
-	}
-	slices.SortFunc(picked, func(a, b record) int {
-		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.release, b.release), cmp.Compare(a.revision, b.revision), cmp.Compare(a.driver, b.driver))
-	})
-	return picked, older
 }
 
 // pick takes the newest revision and the newest deployed one. Interrupted upgrades leave several marked deployed.
 func pick(revisions []record) []record {
-	slices.SortFunc(revisions, func(a, b record) int { return cmp.Compare(b.revision, a.revision) })
+	revisions = slices.SortedFunc(slices.Values(revisions), func(a, b record) int { return cmp.Compare(b.revision, a.revision) })
 	out := revisions[:1:1]
 	for _, r := range revisions {
 		if r.status == "deployed" {
@@ -178,14 +185,19 @@ func pick(revisions []record) []record {
 	return out
 }
 
-// fetch reads one record whole.
-func (l *liveCluster) fetch(ctx context.Context, rec record) (*release, error) {
-	var body []byte
-	err := l.retry(ctx, rec.driver+" "+rec.namespace+"/"+rec.name, func(ctx context.Context) error {
+// fetchRaw reads the object of one record.
+func (l *liveCluster) fetchRaw(ctx context.Context, rec record) (body []byte, err error) {
+	err = l.retry(ctx, rec.driver+" "+rec.namespace+"/"+rec.name, func(ctx context.Context) error {
 		var err error
 		body, err = l.raw.Get().AbsPath("api", "v1", "namespaces", rec.namespace, rec.driver, rec.name).SetHeader("Accept", "application/json").Do(ctx).Raw()
 		return err
 	})
+	return body, err
+}
+
+// fetch reads one record whole.
+func (l *liveCluster) fetch(ctx context.Context, rec record) (*release, error) {
+	body, err := l.fetchRaw(ctx, rec)
 	if err != nil {
 		return nil, err
 	}

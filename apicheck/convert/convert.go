@@ -26,6 +26,10 @@ type Options struct {
 	// Accept names what a person has looked at: kinds whose fields stay equal while their meaning changes
 	// ("PodDisruptionBudget"), or "*" for all.
 	Accept []string
+	// OnlyRemoved leaves alone what the target still serves.
+	OnlyRemoved bool
+	// Drop cuts out documents that have no successor. Without it they stay.
+	Drop bool
 }
 
 // Change is one object that was rewritten.
@@ -34,7 +38,7 @@ type Change struct {
 	Line            int
 	Path            string
 	Namespace, Name string
-	From, To        lifecycle.GVK
+	From, To        lifecycle.GVK // To is zero for what was cut out
 	Rewrite         lifecycle.Rewrite
 	// Notes say what a person should know: defaults that differ, fields that were dropped.
 	Notes []string
@@ -77,16 +81,16 @@ func Text(o Options, text []byte) Result {
 		return res
 	}
 	var out []byte
-	last := 0
+	last, changed := 0, false
 	yamltext.Split(text, func(p yamltext.Part) bool {
 		d := document{opts: o, res: &res, text: p.Text, line: p.Line - 1}
 		if edited := d.convert(); edited != nil {
 			out = append(append(out, text[last:p.Offset]...), edited...)
-			last = p.Offset + len(p.Text)
+			last, changed = p.Offset+len(p.Text), true
 		}
 		return true
 	})
-	if last > 0 {
+	if changed {
 		res.Text = append(out, text[last:]...)
 	}
 	return res
@@ -101,7 +105,8 @@ type document struct {
 	lines []int
 	edits []edit
 	// want is the tree that the edits must give.
-	want *yaml.Node
+	want    *yaml.Node
+	dropped bool
 }
 
 // edit replaces the bytes from start to end.
@@ -139,6 +144,9 @@ func (d *document) convert() []byte {
 	}
 	changes, kept := len(d.res.Changes), len(d.res.Kept)
 	d.walk(root, d.want, "", lifecycle.GVK{}, 0)
+	if d.dropped {
+		return []byte{}
+	}
 	if len(d.edits) == 0 {
 		return nil
 	}
@@ -236,7 +244,14 @@ func join(a, b string) string {
 func (d *document) judge(g lifecycle.GVK) *lifecycle.Judgement {
 	j := d.opts.DB.Judge(g, d.opts.From, d.opts.To, false)
 	switch j.Verdict {
-	case lifecycle.Removed, lifecycle.PlannedRemoval, lifecycle.Deprecated:
+	case lifecycle.Removed, lifecycle.PlannedRemoval:
+		return &j
+	}
+	if d.opts.OnlyRemoved {
+		return nil
+	}
+	switch j.Verdict {
+	case lifecycle.Deprecated:
 		return &j
 	case lifecycle.OffByDefault:
 		if r, ok := d.opts.DB.Lookup(j.Replacement); ok && r.On(d.opts.To) {
@@ -264,7 +279,14 @@ func (d *document) object(n, w *yaml.Node, g lifecycle.GVK, path string, of func
 	}
 	to := j.Replacement
 	if to.IsZero() {
-		if j.Verdict != lifecycle.Deprecated {
+		switch {
+		case j.Verdict == lifecycle.Deprecated:
+		case d.opts.Drop && path == "" && of == nil:
+			meta := yamltext.Field(n, "metadata")
+			d.res.Changes = append(d.res.Changes, Change{Line: d.line + n.Line, Namespace: yamltext.Scalar(meta, "namespace"), Name: yamltext.Scalar(meta, "name"), From: g, Rewrite: lifecycle.None,
+				Notes: []string{"cut out: it has no successor"}})
+			d.dropped = true
+		default:
 			d.keep(n, g, path, "it has no successor that "+d.opts.To.String()+" serves", false)
 		}
 		return

@@ -111,6 +111,15 @@ func TestConvert(t *testing.T) {
 	}
 }
 
+func TestDropAndOnlyRemoved(t *testing.T) {
+	o := options(t, 24, 25)
+	o.Drop, o.OnlyRemoved = true, true
+	r := Text(o, []byte("apiVersion: policy/v1beta1\nkind: PodSecurityPolicy\n---\napiVersion: v1\nkind: Pod\n---\napiVersion: autoscaling/v2beta2\nkind: HorizontalPodAutoscaler\n"))
+	if want := "---\napiVersion: v1\nkind: Pod\n---\napiVersion: autoscaling/v2beta2\nkind: HorizontalPodAutoscaler\n"; string(r.Text) != want || len(r.Changes) != 1 || !r.Changes[0].To.IsZero() {
+		t.Errorf("got %q, changes %+v", r.Text, r.Changes)
+	}
+}
+
 // Every kind that the database calls structural has a converter, or is known to have none.
 func TestEveryStructuralMoveIsKnown(t *testing.T) {
 	db, err := lifecycle.Default()

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/pmezard/go-difflib/difflib"
 	"github.com/spf13/cobra"
 
 	"github.com/belayops/belay/apicheck"
@@ -22,7 +24,7 @@ func newAPICmd(d *deps) *cobra.Command {
 		Long: `The use of Kubernetes APIs that an upgrade deprecates, switches off or removes:
 in manifests, charts, audit logs, and in a cluster's objects and Helm releases.`,
 	}
-	cmd.AddCommand(newAPIScanCmd(d))
+	cmd.AddCommand(newAPIScanCmd(d), newAPIConvertCmd(d), newAPIRepairHelmCmd(d))
 	return cmd
 }
 
@@ -63,6 +65,7 @@ not read, so the answer is unknown; 1 and 2 as everywhere.`,
   belay api scan --from 1.31 --to 1.37 -f . -o sarif > scan.sarif
   belay api scan --to 1.37 --audit-log /var/log/kubernetes/audit.log
   belay api scan --to 1.37 --ignore 'kind=CronJob,namespace=shop,reason=moves next week,until=2027-03-31'`,
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, a := range args {
 				if a != "-" {
@@ -243,4 +246,238 @@ func scanTable(w io.Writer, r apicheck.Report) error {
 	}
 	_, err := fmt.Fprintln(w, r.Summary())
 	return err
+}
+
+func newAPIConvertCmd(d *deps) *cobra.Command {
+	var from, to string
+	var o apicheck.ConvertOptions
+	var showDiff bool
+	cmd := &cobra.Command{
+		Use:   "convert --to VERSION -f PATH... [--write | --diff]",
+		Short: "Move manifests to API versions that the target serves",
+		Long: `Convert edits manifests in place: only what must change changes; comments, order
+and every other byte stay. Fields that move are moved (Ingress, CRDs, autoscalers,
+workloads, DRA claims and others). Kinds whose fields stay equal while their
+meaning or defaults change need --accept KIND. What has no successor, is shared
+through an anchor, or is a template is left as it is and named.
+
+Without --write nothing is written: the differences are shown, or, with stdin
+alone, the converted text.
+
+Exit codes: 0 nothing left to do; 3 something needs a person; 6 something could not be read.`,
+		Example: `  belay api convert --to 1.37 -f deploy/ --diff
+  belay api convert --to 1.37 -f deploy/ --write --accept PodDisruptionBudget
+  kubectl kustomize . | belay api convert --to 1.37 -f -`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if len(o.Files) == 0 {
+				return usagef("name what to convert with -f")
+			}
+			if err := minors(&o.From, &o.To, from, to); err != nil {
+				return err
+			}
+			o.Stdin = d.in
+			rep, err := apicheck.Convert(cmd.Context(), o)
+			for _, f := range rep.Files {
+				for _, c := range f.Changes {
+					verb := "would move"
+					if f.Written {
+						verb = "moved"
+					}
+					target := c.To.APIVersion()
+					if c.To.Kind != c.From.Kind {
+						target = c.To.String()
+					}
+					fmt.Fprintf(d.err, "%s:%d: %s %s %s to %s (%s)\n", f.Name, c.Line, verb, c.From, c.Name, target, c.Rewrite)
+					for _, n := range c.Notes {
+						fmt.Fprintf(d.err, "    note: %s\n", n)
+					}
+				}
+				for _, k := range f.Kept {
+					hint := ""
+					if k.Acceptable {
+						hint = " (--accept " + k.GVK.Kind + ")"
+					}
+					fmt.Fprintf(d.err, "%s:%d: left as it is: %s %s: %s%s\n", f.Name, k.Line, k.GVK, k.Name, k.Why, hint)
+				}
+			}
+			for _, u := range rep.Unreadable {
+				fmt.Fprintf(d.err, "%s:%d: not read: %s\n", u.What, u.Line, u.Why)
+			}
+			if err != nil {
+				return err
+			}
+			if err := showConverted(d, rep, o, showDiff); err != nil {
+				return err
+			}
+			if len(rep.Unreadable) > 0 {
+				return &silentError{code: exitUnknown}
+			}
+			for _, f := range rep.Files {
+				if len(f.Kept) > 0 {
+					return &silentError{code: exitBlocked}
+				}
+			}
+			return nil
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&to, "to", "", "Kubernetes version to go to (required)")
+	fl.StringVar(&from, "from", "", "Kubernetes version that runs today (default: the minor before --to)")
+	fl.StringArrayVarP(&o.Files, "filename", "f", nil, "manifest file or directory, or - for stdin (repeatable)")
+	fl.StringSliceVar(&o.Accept, "accept", nil, "kinds whose changed meaning you have looked at, or *")
+	fl.BoolVar(&o.OnlyRemoved, "only-removed", false, "leave alone what is deprecated and still served")
+	fl.BoolVar(&o.Write, "write", false, "replace the files")
+	fl.BoolVar(&showDiff, "diff", false, "show the differences (the default without --write)")
+	cmd.MarkFlagsMutuallyExclusive("write", "diff")
+	return cmd
+}
+
+// minors reads --from and --to.
+func minors(from, to *kubeversion.Minor, fromText, toText string) error {
+	if toText == "" {
+		return usagef("--to is required: the Kubernetes version that the upgrade goes to, as 1.37")
+	}
+	var err error
+	if *to, err = kubeversion.ParseMinor(toText); err != nil {
+		return usagef("--to: %v", err)
+	}
+	if fromText != "" {
+		if *from, err = kubeversion.ParseMinor(fromText); err != nil {
+			return usagef("--from: %v", err)
+		}
+		if to.Compare(*from) < 0 {
+			return usagef("--to %s is older than --from %s: downgrades are not judged", *to, *from)
+		}
+	}
+	return nil
+}
+
+// showConverted prints the converted stdin, or differences.
+func showConverted(d *deps, rep apicheck.ConvertReport, o apicheck.ConvertOptions, diff bool) error {
+	if len(o.Files) == 1 && o.Files[0] == "-" && !diff {
+		if len(rep.Files) == 1 {
+			_, err := d.out.Write(rep.Files[0].New)
+			return err
+		}
+		_, err := d.out.Write(rep.Stdin)
+		return err
+	}
+	if o.Write {
+		return nil
+	}
+	for _, f := range rep.Files {
+		if len(f.Changes) == 0 {
+			continue
+		}
+		text, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: difflib.SplitLines(string(f.Old)), B: difflib.SplitLines(string(f.New)), FromFile: f.Name, ToFile: f.Name, Context: 3})
+		if err != nil {
+			return err
+		}
+		fmt.Fprint(d.out, text)
+	}
+	return nil
+}
+
+func newAPIRepairHelmCmd(d *deps) *cobra.Command {
+	var to string
+	var o apicheck.RepairOptions
+	var format render.Format
+	cmd := &cobra.Command{
+		Use:   "repair-helm --to VERSION [RELEASE...]",
+		Short: "Rewrite Helm's records of releases that name APIs which are gone",
+		Long: `Helm maps every object of the deployed revision before an upgrade, and fails on
+the first whose API the cluster no longer serves. Repair-helm writes a new
+revision of such releases, with manifest and hooks moved to versions that the
+target serves, and marks the old one as superseded. It changes records only,
+never the objects: the apiserver has those in the new version already.
+
+Each release is repaired as a whole or not at all, after a backup of its records
+to a file. A release that another Helm works on is left alone.
+
+Exit codes: 0 all clean or repaired; 3 a release needs a person; 6 something could not be read or told.`,
+		Example: `  belay api repair-helm --to 1.37 --dry-run
+  belay api repair-helm --to 1.37 -n shop
+  belay api repair-helm --to 1.37 -n shop web`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var none kubeversion.Minor
+			if err := minors(&none, &o.To, "", to); err != nil {
+				return err
+			}
+			var err error
+			if o.RESTConfig, err = d.restConfig(); err != nil {
+				return err
+			}
+			if o.BackupDir == "" {
+				o.BackupDir = filepath.Join(d.home(), "helm-records")
+			}
+			o.Releases, o.Events, o.Now = args, d.sink(), d.now
+			rep, err := apicheck.RepairHelm(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if err := render.Value(d.out, format, rep, func(w io.Writer) error { return repairTable(w, rep) }); err != nil {
+				return err
+			}
+			code := 0
+			for _, r := range rep.Releases {
+				switch r.Status {
+				case apicheck.ReleaseRefused, apicheck.ReleaseWould:
+					code = max(code, exitBlocked)
+				case apicheck.ReleaseUnread:
+					code = exitUnknown
+				}
+			}
+			if len(rep.Unreadable) > 0 {
+				code = exitUnknown
+			}
+			if code != 0 {
+				return &silentError{code: code}
+			}
+			return nil
+		},
+	}
+	d.addClusterFlags(cmd)
+	fl := cmd.Flags()
+	fl.StringVar(&to, "to", "", "Kubernetes version that the releases must be upgradable at (required)")
+	fl.StringSliceVarP(&o.Namespaces, "namespace", "n", nil, "only releases of these namespaces")
+	fl.BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
+	fl.BoolVar(&o.Drop, "drop-without-successor", false, "cut documents without a successor out of the record; the objects are not touched")
+	fl.StringVar(&o.BackupDir, "backup-dir", "", "where the old records are written (default: helm-records in belay's directory)")
+	render.AddFormatFlag(fl, &format, render.Table, render.JSON, render.YAML)
+	return cmd
+}
+
+func repairTable(w io.Writer, rep apicheck.RepairReport) error {
+	var rows [][]string
+	for _, r := range rep.Releases {
+		revision := fmt.Sprint(r.Revision)
+		if r.NewRevision > 0 {
+			revision += fmt.Sprintf(" -> %d", r.NewRevision)
+		}
+		rows = append(rows, []string{r.Namespace, r.Name, string(r.Status), revision, r.Why})
+		for _, c := range r.Changes {
+			what := c.From + " " + c.Name
+			if c.Hook != "" {
+				what = "hook " + c.Hook + ": " + what
+			}
+			to := c.To
+			if to == "" {
+				to = "cut out"
+			}
+			rows = append(rows, []string{"", "", "", "", what + " -> " + to})
+		}
+		if r.Backup != "" {
+			rows = append(rows, []string{"", "", "", "", "backup: " + r.Backup})
+		}
+	}
+	for _, u := range rep.Unreadable {
+		rows = append(rows, []string{"", u.What, "not read", "", u.Why})
+	}
+	if len(rows) == 0 {
+		_, err := fmt.Fprintln(w, "no Helm releases")
+		return err
+	}
+	return render.Rows(w, []string{"NAMESPACE", "RELEASE", "STATUS", "REVISION", "DETAIL"}, rows)
 }

@@ -1,0 +1,50 @@
+package apicheck
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestConvertFiles(t *testing.T) {
+	dir := t.TempDir()
+	old := filepath.Join(dir, "old.yaml")
+	for name, text := range map[string]string{"old.yaml": "apiVersion: batch/v1beta1\nkind: CronJob\n", "pdb.yaml": "apiVersion: policy/v1beta1\nkind: PodDisruptionBudget\n",
+		"new.yaml": "apiVersion: v1\nkind: Pod\n", "bad.yaml": "a: b: c\n", "notes.txt": "apiVersion: batch/v1beta1\nkind: CronJob\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(old, filepath.Join(dir, "a-link.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	o := ConvertOptions{To: minor(25), Files: []string{dir}}
+	rep, err := Convert(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rep.Files) != 3 || rep.Read != 5 || len(rep.Unreadable) != 1 {
+		t.Errorf("%d files, %d read, unread %v", len(rep.Files), rep.Read, rep.Unreadable)
+	}
+	if text, _ := os.ReadFile(old); !strings.Contains(string(text), "v1beta1") {
+		t.Error("a file was written without being asked")
+	}
+	o.Write = true
+	if _, err = Convert(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(old)
+	if err != nil || string(text) != "apiVersion: batch/v1\nkind: CronJob\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if info, err := os.Stat(old); err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if info, err := os.Lstat(filepath.Join(dir, "a-link.yaml")); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Error("a link became a file")
+	}
+	if rep, err = Convert(t.Context(), o); err != nil || len(rep.Files) != 1 || rep.Files[0].Written {
+		t.Errorf("a second run: %+v, %v", rep.Files, err)
+	}
+}
