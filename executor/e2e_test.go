@@ -154,11 +154,11 @@ func (c *realCluster) sample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.WriteFile(t.Context(), "/root/sample.yaml", b, 0o600); err != nil {
+	if err := h.WriteFile(t.Context(), "/run/sample.yaml", b, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	kubectl := []string{"kubectl", "--kubeconfig", "/etc/kubernetes/admin.conf"}
-	c.onNode(t, cp, append(kubectl, "apply", "-f", "/root/sample.yaml")...)
+	c.onNode(t, cp, append(kubectl, "apply", "-f", "/run/sample.yaml")...)
 	c.onNode(t, cp, append(kubectl, "-n", "shop", "rollout", "status", "deployment/web", "--timeout=180s")...)
 }
 

@@ -106,7 +106,7 @@ func newWorld(t testing.TB, controlPlanes, workers int) *world {
 	t.Helper()
 	w := &world{t: t, machines: map[string]*machine{}, started: map[string]int{}, initial: clustertest.New("1.36.3", controlPlanes, workers)}
 	w.initial.Workloads = []cluster.Workload{{Kind: "Deployment", Namespace: "shop", Name: "web", Desired: 2, Ready: 2}}
-	//lint:ignore SA1019 NewClientset parses the whole OpenAPI schema each time, and no test here uses server-side apply
+	// NewClientset parses the whole OpenAPI schema each time, for server-side apply, which nothing here uses.
 	w.client = fake.NewSimpleClientset()
 	w.client.Resources = []*metav1.APIResourceList{
 		{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "pods/eviction", Kind: "Eviction", Group: "policy", Version: "v1", Namespaced: true}}},

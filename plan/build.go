@@ -509,10 +509,8 @@ func (b *builder) node(add func(Step), id func(what, node string) string, name s
 		timeout = defaultDrainTimeout
 	}
 	own := !n.Unschedulable
-	after := id("node-gate", name)
 	if own {
-		after = id("uncordon", name)
-		add(Step{ID: id("cordon", name), Kind: Cordon, Node: name, Until: after, Reversible: true})
+		add(Step{ID: id("cordon", name), Kind: Cordon, Node: name, Until: id("uncordon", name), Reversible: true})
 	}
 	canary := id("canary", name)
 	add(Step{ID: id("drain", name), Kind: Drain, Node: name, Until: canary, Reversible: true,
@@ -523,6 +521,10 @@ func (b *builder) node(add func(Step), id func(what, node string) string, name s
 			Params: Params{Version: v, IgnorePreflightErrors: b.goal.IgnorePreflightErrors},
 			Preconditions: []Precondition{
 				{Kind: APIServersAtLeast, Version: v}, {Kind: KubeadmConfigIs, Version: v}, {Kind: NodeCordoned, Node: name}}})
+	}
+	if have, want := n.ContainerRuntime, info.Components["containerd"]; want != "" && have != "" && have != "containerd://"+strings.TrimPrefix(want, "v") {
+		b.find(Finding{ID: "runtime-stays", Subject: name, Severity: Info,
+			Message: fmt.Sprintf("node %s runs %s, the bundle of %s has containerd %s: the plan leaves the container runtime as it is", name, have, v.Bare(), want)})
 	}
 	add(Step{ID: id("kubelet", name), Kind: Kubelet, Node: name, Params: Params{Version: v}, Until: id("node-gate", name), Reversible: true,
 		Preconditions: []Precondition{{Kind: APIServersAtLeast, Version: v}, {Kind: NodeCordoned, Node: name}}})
