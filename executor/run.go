@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/belayops/belay/cluster"
@@ -19,6 +20,7 @@ import (
 	"github.com/belayops/belay/internal/atomicfile"
 	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/journal"
 	"github.com/belayops/belay/plan"
 )
@@ -100,6 +102,9 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 	if len(diff) > 0 {
 		return nil, &StaleError{To: p.To, Diff: diff}
 	}
+	if err := env.reachable(ctx, p); err != nil {
+		return nil, err
+	}
 	r := &Run{ID: id, Dir: filepath.Join(o.Dir, p.Lineage, id), Plan: p}
 	j, err := r.create(s, o)
 	if err != nil {
@@ -107,6 +112,30 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 	}
 	started = true
 	return r.work(ctx, env, j, replay(nil), l, s, o)
+}
+
+// reachable asks every machine of the plan for a sign of life, so that an unreachable one is known before anything is begun.
+func (e *Env) reachable(ctx context.Context, p *plan.Plan) error {
+	errs := make([]error, len(p.Basis.Nodes))
+	var g errgroup.Group
+	g.SetLimit(stageWidth)
+	for i, n := range p.Basis.Nodes {
+		g.Go(func() error {
+			h, err := e.Machines.Host(ctx, n.Name)
+			if err == nil {
+				_, err = h.Run(ctx, host.Cmd{Argv: []string{"true"}})
+			}
+			if err != nil {
+				errs[i] = fmt.Errorf("node %s: %w", n.Name, err)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // the errors are in errs, all of them
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("nothing was begun, as not every machine is within reach: %w", err)
+	}
+	return nil
 }
 
 // Resume takes up a run that stopped or whose process was killed.

@@ -425,7 +425,7 @@ func (m *machine) run(argv []string, in []byte) (string, error) {
 	case a(0) == "install":
 		m.files[argv[len(argv)-1]] = bytes.Clone(m.files[argv[len(argv)-2]])
 		return "", nil
-	case a(0) == "sync":
+	case a(0) == "true", a(0) == "sync":
 		return "", nil
 	case a(0) == "mv":
 		if b, ok := m.files[a(2)]; ok {
