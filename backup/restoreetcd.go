@@ -654,7 +654,10 @@ func (x *etcdRestore) swap(ctx context.Context, t target, h host.Host) error {
 		if err == nil && !there {
 			err = fmt.Errorf("neither %s nor %s/member is there", live, staged)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return run(ctx, h, "rm", "-rf", staged)
 	}
 	there, err := exists(ctx, h, live)
 	if err != nil {

@@ -1,0 +1,214 @@
+package backup
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	"pgregory.net/rapid"
+)
+
+func TestTrailerInAnyChunks(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		body := rapid.SliceOfN(rapid.Byte(), 512, 512).Draw(t, "body")
+		sum := sha256.Sum256(body)
+		data := append(body, sum[:]...)
+		flip := rapid.IntRange(-1, len(data)-1).Draw(t, "flip")
+		if flip >= 0 {
+			data[flip] ^= 1
+		}
+		w := newTrailerWriter(io.Discard)
+		for rest := data; len(rest) > 0; {
+			n := rapid.IntRange(1, len(rest)).Draw(t, "n")
+			if _, err := w.Write(rest[:n]); err != nil {
+				t.Fatal(err)
+			}
+			rest = rest[n:]
+		}
+		if err := w.check(); (err == nil) != (flip < 0) {
+			t.Fatalf("flip at %d: %v", flip, err)
+		}
+		if want := sha256.Sum256(data); !bytes.Equal(w.all.Sum(nil), want[:]) {
+			t.Fatal("the digest of all is wrong")
+		}
+	})
+}
+
+func TestBestMember(t *testing.T) {
+	m := func(node string, leader bool, index, applied uint64) *member {
+		s := &etcdserverpb.StatusResponse{Header: &etcdserverpb.ResponseHeader{MemberId: 1}, Leader: 2, RaftIndex: index, RaftAppliedIndex: applied}
+		if leader {
+			s.Leader = 1
+		}
+		return &member{EtcdEndpoint: EtcdEndpoint{Node: node}, status: (*clientv3.StatusResponse)(s)}
+	}
+	learner := m("learner", false, 5000, 5000)
+	learner.status.IsLearner = true
+	lost := m("no leader", false, 5000, 5000)
+	lost.status.Leader = 0
+	dead := &member{EtcdEndpoint: EtcdEndpoint{Node: "dead"}, err: io.EOF}
+	for want, members := range map[string][]*member{
+		"follower": {m("leader", true, 5000, 5000), m("follower", false, 5000, 4990), dead},
+		"nearer":   {m("leader", true, 5000, 5000), m("far", false, 5000, 4900), m("nearer", false, 5000, 4990)},
+		"leader":   {m("leader", true, 5000, 5000), m("lagging", false, 5000, 10), learner, lost},
+		"only":     {m("only", true, 5000, 5000)},
+		"":         {learner, lost, dead},
+	} {
+		got := ""
+		if b := (&etcdCluster{members: members}).best(); b != nil {
+			got = b.Node
+		}
+		if got != want {
+			t.Errorf("best is %q, want %q", got, want)
+		}
+	}
+}
+
+func TestHostPath(t *testing.T) {
+	dir := func(name, host string) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: host}}}
+	}
+	pod := &corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{dir("k8s", "/etc/kubernetes/pki"), dir("enc", "/srv/enc"), {Name: "empty"}}}}
+	c := &corev1.Container{VolumeMounts: []corev1.VolumeMount{
+		{Name: "k8s", MountPath: "/etc/kubernetes/pki"}, {Name: "enc", MountPath: "/etc/kubernetes/pki/enc/"}, {Name: "empty", MountPath: "/tmp"}, {Name: "enc", MountPath: "/sub", SubPath: "x"},
+	}}
+	for in, want := range map[string]string{
+		"/etc/kubernetes/pki/ca.crt": "/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/enc/c.yaml": "/srv/enc/c.yaml", "/etc/kubernetes/pki-not/x": "",
+		"/tmp/x": "", "/elsewhere": "", "/sub/y": "/srv/enc/x/y",
+	} {
+		if got, ok := hostPath(pod, c, in); got != want || ok != (want != "") {
+			t.Errorf("%s is %q on the node, want %q", in, got, want)
+		}
+	}
+}
+
+func TestExpiredClientCertificateIsNamed(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kube-etcd-healthcheck-client"}, NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(-24 * time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+	_, err = ClientTLS(cert, cert, keyPEM)
+	if expired := (*ExpiredError)(nil); !errors.As(err, &expired) || expired.Subject != "CN=kube-etcd-healthcheck-client" {
+		t.Errorf("err = %v, want an *ExpiredError", err)
+	}
+}
+
+func TestClaimsThatAreNoLongerMounted(t *testing.T) {
+	vol := func(handle string, at ...Attachment) *Volume {
+		return &Volume{Name: "pv", Driver: "csi.example.com", Handle: handle, Attachments: at}
+	}
+	claim := func(v *Volume, pods ...PodMount) *Claim {
+		return &Claim{Namespace: "shop", Name: "data", Phase: "Bound", Volume: v, Pods: pods}
+	}
+	on := func(node string) Attachment { return Attachment{Node: node, Attached: true} }
+	runs := func(name, node string) PodMount { return PodMount{Name: name, Node: node, Phase: "Running"} }
+	was := claim(vol("h1", on("w1")), runs("db-0", "w1"))
+	for name, c := range map[string]struct {
+		is   *Claim
+		want []string
+	}{
+		"as it was":       {claim(vol("h1", on("w1")), runs("db-0", "w1")), nil},
+		"moved with pod":  {claim(vol("h1", on("w2")), runs("db-0", "w2")), nil},
+		"gone":            {nil, []string{"the claim is gone"}},
+		"unbound":         {claim(nil), []string{"it is no longer bound: phase Bound"}},
+		"another volume":  {claim(vol("h2", on("w1")), runs("db-0", "w1")), []string{"it is another volume: csi.example.com h2, was csi.example.com h1"}},
+		"no pod":          {claim(vol("h1", on("w1"))), []string{"no running pod mounts it any more; before: db-0"}},
+		"pod elsewhere":   {claim(vol("h1", on("w1")), runs("db-0", "w2")), []string{"pod db-0 runs on w2, where the volume is not attached"}},
+		"attach is stuck": {claim(vol("h1", Attachment{Node: "w2"}), runs("db-0", "w2")), []string{"pod db-0 runs on w2, where the volume is not attached"}},
+	} {
+		if got := claimProblems(was, c.is); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestPatterns(t *testing.T) {
+	for s, c := range map[string]struct {
+		resource string
+		id       identity
+		want     bool
+	}{
+		"deployments.apps/shop/*": {"deployments.apps", identity{Namespace: "shop", Name: "web"}, true},
+		"deployments.apps/shop/w": {"deployments.apps", identity{Namespace: "shop", Name: "web"}, false},
+		"*/shop/*":                {"secrets", identity{Namespace: "shop", Name: "web"}, true},
+		"namespaces/*":            {"namespaces", identity{Name: "shop"}, true},
+		"namespaces/sh?p":         {"namespaces", identity{Name: "shop"}, true},
+		"configmaps/*":            {"configmaps", identity{Namespace: "shop", Name: "x"}, false},
+	} {
+		p, err := parsePattern(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.matchResource(c.resource) && p.match(c.id); got != c.want {
+			t.Errorf("%s selects %s %+v: %v", s, c.resource, c.id, got)
+		}
+	}
+	for _, s := range []string{"", "pods", "a/b/c/d", "pods/[", "pods//x"} {
+		if _, err := parsePattern(s); err == nil {
+			t.Errorf("%q is taken for a pattern", s)
+		}
+	}
+}
+
+func TestPruneKeepsTheNewestVerified(t *testing.T) {
+	dir := t.TempDir()
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i, b := range []struct {
+		name, lineage string
+		level         Level
+		incomplete    bool
+	}{
+		{"a-restored", "L", Restored, false}, {"b-opened", "L", Opened, false}, {"c-restored", "L", Restored, false}, {"d-opened", "L", Opened, false},
+		{"e-incomplete", "L", Opened, true}, {"f-hashed", "L", HashVerified, false}, {"g-other", "M", Copied, false},
+	} {
+		m := &Manifest{Schema: Schema, Lineage: b.lineage, Level: b.level, Started: start.Add(time.Duration(i) * time.Hour), Files: []File{}, Parts: []Part{}}
+		if b.incomplete {
+			m.Parts = append(m.Parts, Part{Name: "objects", Status: PartIncomplete})
+		}
+		if err := os.Mkdir(filepath.Join(dir, b.name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.write(filepath.Join(dir, b.name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removed, err := Prune(dir, "L", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, r := range removed {
+		names = append(names, filepath.Base(r))
+	}
+	slices.Sort(names)
+	// Kept: the newest, the newest opened, the newest restored, and the other cluster's.
+	if want := []string{"a-restored", "b-opened", "e-incomplete"}; !slices.Equal(names, want) {
+		t.Errorf("removed %v, want %v", names, want)
+	}
+	if _, err := Prune(dir, "L", 0); err == nil {
+		t.Error("keep 0 is taken")
+	}
+}

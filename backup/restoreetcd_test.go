@@ -1,0 +1,371 @@
+package backup
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/belayops/belay/internal/controlplane"
+	"github.com/belayops/belay/internal/host"
+)
+
+// fakeNode is a node with a kubelet that knows one trick: it runs an etcd
+// member while etcd.yaml is in the manifest directory, and lets the schedulers'
+// leases be renewed while theirs are. An apiserver is faked for all nodes.
+type fakeNode struct {
+	*rootHost
+	t       *testing.T
+	cfg     func() *embed.Config
+	api     string
+	renew   func()
+	mu      *sync.Mutex // of all nodes: one command at a time
+	running *embed.Etcd
+	// budget is how many more commands may run before the connection is lost; shared.
+	budget *int
+}
+
+var errCut = errors.New("connection cut by the test")
+
+func (n *fakeNode) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	switch addr {
+	case "127.0.0.1:6443":
+		addr = n.api
+	case "127.0.0.1:2379":
+		addr = n.etcd
+	}
+	return n.Host.Dial(ctx, network, addr)
+}
+
+func (n *fakeNode) Run(ctx context.Context, c host.Cmd) (host.Result, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if *n.budget--; *n.budget == 0 {
+		return host.Result{}, &host.LostError{Host: n.Name(), Argv: c.Argv, Err: errCut}
+	}
+	if *n.budget < 0 {
+		return host.Result{}, &host.NotStartedError{Host: n.Name(), Argv: c.Argv, Err: errCut}
+	}
+	switch c.Argv[0] {
+	case "pgrep":
+		if c.Argv[2] == "etcd" && n.running != nil {
+			return host.Result{}, nil
+		}
+		return host.Result{}, &host.ExitError{Host: n.Name(), Argv: c.Argv, Code: 1}
+	case "sync":
+		return host.Result{}, nil
+	}
+	r, err := n.rootHost.Run(ctx, c)
+	n.kubelet()
+	return r, err
+}
+
+func (n *fakeNode) kubelet() {
+	has := func(component string) bool {
+		_, err := os.Stat(filepath.Join(n.root, manifestDir, component+".yaml"))
+		return err == nil
+	}
+	switch {
+	case has("etcd") && n.running == nil:
+		e, err := embed.StartEtcd(n.cfg())
+		if err != nil {
+			n.t.Errorf("%s: start etcd: %v", n.Name(), err)
+			*n.budget = 0 // nothing goes on from here
+			return
+		}
+		n.running = e
+	case !has("etcd") && n.running != nil:
+		n.running.Close()
+		n.running = nil
+	}
+	if has("kube-scheduler") && n.running != nil && n.renew != nil {
+		n.renew()
+	}
+}
+
+// fakeHA is a kubeadm cluster of three control plane nodes.
+type fakeHA struct {
+	nodes  []*fakeNode
+	access *EtcdAccess
+	budget int
+	api    *fakeAPI
+}
+
+func newFakeHA(t *testing.T) *fakeHA {
+	t.Helper()
+	f := &fakeHA{budget: 1 << 30, api: newFakeAPI(t)}
+	pki, err := controlplane.NewPKI(filepath.Join(t.TempDir(), "pki"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(name string) []byte {
+		b, err := os.ReadFile(pki.Path(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	cert, err := tls.X509KeyPair(read("apiserver.crt"), read("apiserver.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secure := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			fmt.Fprint(w, "ok")
+			return
+		}
+		f.api.ServeHTTP(w, r)
+	}))
+	secure.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
+	conf := clientcmdapi.NewConfig()
+	conf.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://elsewhere:6443", CertificateAuthorityData: read("ca.crt")}
+	conf.AuthInfos["a"] = &clientcmdapi.AuthInfo{ClientCertificateData: read("admin.crt"), ClientKeyData: read("admin.key")}
+	conf.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "a"}
+	conf.CurrentContext = "x"
+	adminConf, err := clientcmd.Write(*conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports := make([]int, 6)
+	listeners := make([]net.Listener, len(ports))
+	for i := range ports { // all open at a time, so that they differ
+		if listeners[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		ports[i] = listeners[i].Addr().(*net.TCPAddr).Port
+	}
+	for _, l := range listeners {
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	local := func(scheme string, port int) url.URL {
+		return url.URL{Scheme: scheme, Host: fmt.Sprintf("127.0.0.1:%d", port)}
+	}
+	var initial []string
+	for i := range 3 {
+		peer := local("http", ports[3+i])
+		initial = append(initial, fmt.Sprintf("cp%d=%s", i+1, peer.String()))
+	}
+	mu := &sync.Mutex{}
+	for i := range 3 {
+		name := fmt.Sprintf("cp%d", i+1)
+		client, peer := local("https", ports[i]), local("http", ports[3+i])
+		n := &fakeNode{rootHost: newRootHost(t, name, client.Host), t: t, api: strings.TrimPrefix(secure.URL, "https://"), mu: mu, budget: &f.budget}
+		n.cfg = func() *embed.Config {
+			c := embed.NewConfig()
+			c.Name, c.Dir = name, filepath.Join(n.root, "/var/lib/etcd")
+			c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+			c.UnsafeNoFsync = true
+			c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+			c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+			c.InitialCluster = strings.Join(initial, ",")
+			c.ClientTLSInfo = transport.TLSInfo{CertFile: pki.Path("etcd.crt"), KeyFile: pki.Path("etcd.key"), TrustedCAFile: pki.Path("ca.crt"), ClientCertAuth: true}
+			c.TickMs, c.ElectionMs = 20, 200
+			return c
+		}
+		n.put(t, etcdPKI+"ca.crt", string(read("ca.crt")), 0o600)
+		n.put(t, etcdPKI+"server.crt", string(read("etcd.crt")), 0o600)
+		n.put(t, etcdPKI+"healthcheck-client.crt", string(read("etcd-client.crt")), 0o600)
+		n.put(t, etcdPKI+"healthcheck-client.key", string(read("etcd-client.key")), 0o600)
+		n.put(t, "/etc/kubernetes/pki/ca.crt", string(read("ca.crt")), 0o600)
+		n.put(t, "/etc/kubernetes/admin.conf", string(adminConf), 0o600)
+		n.put(t, "/var/lib/etcd/.keep", "", 0o600)
+		n.put(t, manifestDir+"/etcd.yaml", fmt.Sprintf(`apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - name: etcd
+    image: registry.k8s.io/etcd:3.7.3-0
+    command: [etcd, --name=%s, "--initial-advertise-peer-urls=%s", --data-dir=/var/lib/etcd]
+    volumeMounts: [{name: data, mountPath: /var/lib/etcd}]
+  volumes: [{name: data, hostPath: {path: /var/lib/etcd}}]
+`, name, peer.String()), 0o600)
+		for _, c := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
+			n.put(t, manifestDir+"/"+c+".yaml", "apiVersion: v1\nkind: Pod\n", 0o600)
+		}
+		f.nodes = append(f.nodes, n)
+		t.Cleanup(func() {
+			if n.running != nil {
+				n.running.Close()
+			}
+		})
+	}
+	for _, n := range f.nodes {
+		n.kubelet()
+	}
+	if f.access, err = DiscoverEtcd(t.Context(), f.hosts(), ""); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *fakeHA) hosts() []host.Host {
+	var out []host.Host
+	for _, n := range f.nodes {
+		out = append(out, n)
+	}
+	return out
+}
+
+func (f *fakeHA) client(t *testing.T, i int) *clientv3.Client {
+	t.Helper()
+	cli, err := connect(f.access.Endpoints[i], f.access.TLS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cli.Close() })
+	return cli
+}
+
+func put(t *testing.T, cli *clientv3.Client, key, value string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := cli.Put(ctx, key, value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// backUp fills the cluster, takes a backup, and writes something that is to be lost.
+func (f *fakeHA) backUp(t *testing.T) (*Backup, *clientv3.Client) {
+	t.Helper()
+	cli := f.client(t, 0)
+	fill(t, cli, 10)
+	put(t, cli, "/registry/namespaces/kube-system", fmt.Sprintf(`{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"kube-system","uid":%q}}`, fakeUID))
+	b, err := Create(t.Context(), Options{Dir: t.TempDir(), REST: f.api.config(), Hosts: f.hosts()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, cli, "/registry/pods/shop/after", "to be lost")
+	for _, n := range f.nodes {
+		n.renew = func() {
+			go func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+				defer cancel()
+				for _, l := range []string{"kube-controller-manager", "kube-scheduler"} {
+					_, _ = cli.Put(ctx, "/registry/leases/kube-system/"+l, "renewed")
+				}
+			}()
+		}
+	}
+	return b, cli
+}
+
+// check looks at the cluster after a restore.
+func (f *fakeHA) check(t *testing.T, b *Backup, cli *clientv3.Client, r *EtcdRestoreReport) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if got, err := cli.Get(ctx, "/registry/pods/shop/after"); err != nil || len(got.Kvs) != 0 {
+		t.Errorf("what was written after the backup: %v, %v", got, err)
+	}
+	if got, err := cli.Get(ctx, "/registry/pods/shop/0001"); err != nil || len(got.Kvs) != 1 {
+		t.Errorf("what was there before the backup: %v, %v", got, err)
+	}
+	// A watcher that goes on where it was must be told, and not miss changes.
+	w := <-cli.Watch(ctx, "/registry/", clientv3.WithPrefix(), clientv3.WithRev(b.Manifest.Etcd.Revision+1))
+	if !errors.Is(w.Err(), rpctypes.ErrCompacted) {
+		t.Errorf("an old watcher gets %v, want ErrCompacted", w.Err())
+	}
+	list, err := cli.MemberList(ctx)
+	if err != nil || len(list.Members) != 3 {
+		t.Errorf("members: %v, %v", list, err)
+	}
+	if len(r.Kept) != 3 || !slices.Equal(r.Members, []string{"cp1", "cp2", "cp3"}) || r.Keys != b.Manifest.Etcd.TotalKeys {
+		t.Errorf("report: %+v", r)
+	}
+	for i, n := range f.nodes {
+		kept := strings.TrimPrefix(r.Kept[i], n.Name()+":")
+		if _, err := os.Stat(filepath.Join(n.root, kept, "member", "snap", "db")); err != nil {
+			t.Errorf("old data of %s: %v", n.Name(), err)
+		}
+		for _, c := range controlPlaneComponents {
+			if _, err := os.Stat(filepath.Join(n.root, manifestDir, c+".yaml")); err != nil {
+				t.Errorf("%s: %v", n.Name(), err)
+			}
+		}
+		left, err := filepath.Glob(filepath.Join(n.root, "var/lib/etcd/belay-*"))
+		if err != nil || len(left) > 0 {
+			t.Errorf("%s: left behind: %v %v", n.Name(), left, err)
+		}
+	}
+}
+
+func TestRestoreEtcd(t *testing.T) {
+	f := newFakeHA(t)
+	b, cli := f.backUp(t)
+	o := EtcdRestoreOptions{Hosts: f.hosts(), Journal: filepath.Join(t.TempDir(), "j", "restore.jsonl"), Timeout: time.Minute}
+	_, err := RestoreEtcd(t.Context(), b.Dir, o)
+	if blocked := (*BlockedError)(nil); !errors.As(err, &blocked) || blocked.Findings[0].ID != NotRestored {
+		t.Fatalf("a backup that was never restored: %v, want a *BlockedError", err)
+	}
+	o.Accept = []string{NotRestored}
+	// Without one of the members it would go on with the old data.
+	short := o
+	short.Hosts = o.Hosts[:2]
+	if _, err := RestoreEtcd(t.Context(), b.Dir, short); err == nil || !strings.Contains(err.Error(), "cp3") {
+		t.Fatalf("with a member left out: %v", err)
+	}
+	r, err := RestoreEtcd(t.Context(), b.Dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.check(t, b, cli, r)
+}
+
+// The connection is lost after every few commands; every next call goes on.
+func TestRestoreEtcdIsResumed(t *testing.T) {
+	f := newFakeHA(t)
+	b, cli := f.backUp(t)
+	o := EtcdRestoreOptions{Hosts: f.hosts(), Journal: filepath.Join(t.TempDir(), "restore.jsonl"), Accept: []string{NotRestored}, Timeout: 20 * time.Second}
+	for try := 1; ; try++ {
+		f.budget = 5 + 3*try
+		r, err := RestoreEtcd(t.Context(), b.Dir, o)
+		if err == nil {
+			f.budget = 1 << 30
+			f.check(t, b, cli, r)
+			t.Logf("finished at call %d", try)
+			if try < 5 {
+				t.Errorf("it was hardly ever cut: %d calls", try)
+			}
+			return
+		}
+		if !errors.Is(err, errCut) {
+			t.Fatalf("call %d: %v", try, err)
+		}
+		if try == 60 {
+			t.Fatalf("not finished after %d calls: %v", try, err)
+		}
+	}
+}
+
+func TestNewerSnapshotIsNotGivenToOlderEtcd(t *testing.T) {
+	for tag, ok := range map[string]bool{"3.6.8-0": false, "3.7.0-0": true, "3.8.1": true, "mirror": true} {
+		err := versionFits(&EtcdPart{Version: "3.7.0"}, &target{Node: "cp1", EtcdImage: "registry.k8s.io/etcd:" + tag})
+		if (err == nil) != ok {
+			t.Errorf("snapshot of 3.7.0 for etcd %s: %v", tag, err)
+		}
+	}
+}
