@@ -10,7 +10,9 @@ RESULTS ?=
 # Debian packages: libraries that bundles are built with, and programs that machines need.
 PACKAGES := mmdebstrap debootstrap libseccomp-dev pkg-config gcc libc6-dev iproute2 iptables nftables haproxy dnsmasq-base curl ca-certificates git xz-utils
 
+# One set of flags for everything, bundles included: what was compiled once is not compiled again.
 export CGO_ENABLED ?= 0
+export GOFLAGS := $(filter-out -trimpath,$(shell go env GOFLAGS)) -trimpath
 
 .DEFAULT_GOAL := help
 
@@ -21,7 +23,7 @@ help: ## Show this list
 .PHONY: build
 build: ## Build bin/belay
 	@mkdir -p bin
-	go build -trimpath -ldflags "-X main.version=$(VERSION)" -o $(BIN) ./cmd/belay
+	go build -ldflags "-X main.version=$(VERSION)" -o $(BIN) ./cmd/belay
 
 .PHONY: deps
 deps: ## Install the Debian packages that bundles, machines and tests need (root)
