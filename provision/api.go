@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -32,6 +33,7 @@ import (
 const (
 	apiWait      = 3 * time.Minute // an apiserver that should come up, also after a restart of its machine
 	leftoverWait = 45 * time.Second
+	memberWait   = 25 * time.Second
 	readyWait    = 5 * time.Minute
 	proofWait    = 2 * time.Minute
 	pollInterval = 500 * time.Millisecond
@@ -359,6 +361,18 @@ func (u *up) proof(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d nodes", len(u.nodes)), nil
 }
 
+// lastWarning gives what the node, or the scheduler, last complained of about a pod in kube-system; "" for nothing.
+func (a *api) lastWarning(ctx context.Context, pod string) string {
+	list, err := a.cs.CoreV1().Events(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{"involvedObject.name": pod, "type": corev1.EventTypeWarning}.String(),
+	})
+	if err != nil || len(list.Items) == 0 {
+		return ""
+	}
+	last := slices.MaxFunc(list.Items, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	return "; " + last.Reason + ": " + last.Message
+}
+
 const proofName = "kubernetes.default.svc.cluster.local"
 
 func (u *up) proveNode(ctx context.Context, n *node, image string) (err error) {
@@ -432,6 +446,6 @@ func (u *up) proveNode(ctx context.Context, n *node, image string) (err error) {
 				}
 			}
 		}
-		return condition.NotYetf("the pod is %s", p.Status.Phase)
+		return condition.NotYetf("the pod is %s%s", p.Status.Phase, u.api.lastWarning(ctx, name))
 	}}, condition.Options{Timeout: proofWait, Interval: pollInterval, OnChange: u.under("proof", nil)})
 }

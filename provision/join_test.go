@@ -19,7 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
@@ -30,14 +32,16 @@ import (
 // joinWorld is a cluster of one control plane and a worker that is about to join, on fake machines that change as kubeadm would
 // change them.
 type joinWorld struct {
-	t       *testing.T
-	u       *up
-	cp, w   *hosttest.Fake
-	node    *node
-	api     *fake.Clientset
-	resets  int
-	joins   int
-	joinErr int // exit codes of the joins to come: the first joinErr fail half-way
+	t      *testing.T
+	u      *up
+	cp, w  *hosttest.Fake
+	node   *node
+	api    *fake.Clientset
+	resets int
+	// networkResets counts how often the pod network's remains were removed.
+	networkResets int
+	joins         int
+	joinErr       int // exit codes of the joins to come: the first joinErr fail half-way
 }
 
 func newJoinWorld(t *testing.T) *joinWorld {
@@ -72,6 +76,10 @@ func newJoinWorld(t *testing.T) *joinWorld {
 	}})
 	w.w.On(hosttest.Prefix("rm", "-f", "--"), hosttest.Reply{Do: func(_ context.Context, c host.Cmd) (host.Result, error) {
 		w.w.RemoveFile(c.Argv[3])
+		return host.Result{}, nil
+	}})
+	w.w.On(hosttest.Argv("sh", "-c", networkResetScript, "reset", cniConfigFile), hosttest.Reply{Do: func(context.Context, host.Cmd) (host.Result, error) {
+		w.networkResets++
 		return host.Result{}, nil
 	}})
 	w.w.OnUnit(hosttest.Prefix(kubeadm.KubeadmPath, "join"), hosttest.UnitReply{Polls: 2, Do: func(context.Context, host.Unit) (string, int) {
@@ -179,7 +187,7 @@ func TestHalfJoinIsUndone(t *testing.T) {
 		if w.u.joined("a-w1") {
 			t.Error("a failed join counts as one")
 		}
-		if _, err := w.u.join(t.Context(), w.node); err != nil || w.resets != 1 || w.joins != 2 || !w.isMember() {
+		if _, err := w.u.join(t.Context(), w.node); err != nil || w.resets != 1 || w.networkResets != 1 || w.joins != 2 || !w.isMember() {
 			t.Errorf("%v; %d joins, %d resets", err, w.joins, w.resets)
 		}
 	})
@@ -194,6 +202,34 @@ func TestMemberThatNobodyRecordedIsTakenAsItIs(t *testing.T) {
 		did, err := w.u.join(t.Context(), w.node)
 		if err != nil || w.joins != 0 || w.resets != 0 || !w.isMember() {
 			t.Errorf("%q, %v; %d joins, %d resets", did, err, w.joins, w.resets)
+		}
+	})
+}
+
+// A kubelet that has just been started is seen by the API some seconds later: it is waited for, not reset.
+func TestKubeletThatIsAboutToReportIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newJoinWorld(t)
+		w.w.SetFile(kubeadm.KubeletKubeconfig, []byte("x"), 0o600)
+		ctx := t.Context()
+		time.AfterFunc(8*time.Second, func() { w.register(ctx) })
+		did, err := w.u.join(ctx, w.node)
+		if err != nil || w.joins != 0 || w.resets != 0 || !w.isMember() {
+			t.Errorf("%q, %v; %d joins, %d resets", did, err, w.joins, w.resets)
+		}
+	})
+}
+
+// An API that does not answer proves nothing about a node: nothing is reset.
+func TestSilentAPIIsNoReasonToReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newJoinWorld(t)
+		w.w.SetFile(kubeadm.KubeletKubeconfig, []byte("x"), 0o600)
+		w.api.PrependReactor("get", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewServiceUnavailable("no quorum")
+		})
+		if _, err := w.u.join(t.Context(), w.node); err == nil || w.resets != 0 || w.joins != 0 {
+			t.Errorf("%v; %d joins, %d resets", err, w.joins, w.resets)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeadm"
 	"github.com/belayops/belay/internal/payload"
@@ -189,8 +190,18 @@ func (u *up) reset(ctx context.Context, n *node) error {
 	if err := u.runUnit(ctx, n, "reset", kubeadm.ResetArgv(n.quirks.IgnorePreflight)); err != nil {
 		return fmt.Errorf("kubeadm reset: %w", err)
 	}
-	return nil
+	// kubeadm leaves the pod network to its maker. The node will get another pod subnet, and a bridge that keeps the
+	// address of the one before takes no pods.
+	_, err := n.h.Run(ctx, host.Cmd{Argv: []string{"sh", "-c", networkResetScript, "reset", cniConfigFile}})
+	return err
 }
+
+// networkResetScript removes what kube-router and the CNI plugins keep on a node, beside rules that they write anew.
+const networkResetScript = `
+rm -rf -- "$1" /var/lib/cni/networks /var/lib/cni/results /var/lib/cni/cache || exit 1
+ip link show kube-bridge >/dev/null 2>&1 || exit 0
+ip link delete kube-bridge
+`
 
 // init makes the first control plane node, or completes what an earlier run began. It says what it did.
 func (u *up) init(ctx context.Context) (string, error) {
@@ -279,14 +290,21 @@ func (u *up) join(ctx context.Context, n *node) (string, error) {
 	}
 	// Whatever became of an earlier run's join, what holds now is asked of the API and the host.
 	if left {
-		member, why, err := u.api.member(ctx, n)
-		if err != nil {
-			return "", err
-		}
-		if member {
+		// A kubelet that has just got its credentials takes some seconds to be seen.
+		err := condition.Wait(ctx, condition.Condition{Name: n.name + " to be a member", Check: func(ctx context.Context) error {
+			member, why, err := u.api.member(ctx, n)
+			if err == nil && !member {
+				err = condition.NotYetf("%s", why)
+			}
+			return err
+		}}, condition.Options{Timeout: memberWait, Interval: pollInterval, OnChange: u.under("join", n)})
+		switch {
+		case err == nil:
 			return did + ", as an earlier run left it", u.joinedNow(ctx, n)
+		case !errors.Is(err, condition.ErrNotYet) || ctx.Err() != nil:
+			return "", err // what could not be asked is not known to be half-way
 		}
-		u.noteNode(n, "joined half-way: "+why)
+		u.noteNode(n, "joined half-way: "+err.Error())
 		if err := u.reset(ctx, n); err != nil {
 			return "", err
 		}
