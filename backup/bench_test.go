@@ -90,11 +90,15 @@ func BenchmarkSnapshot(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
+			w.hash = nil
 			t, _, err := c.best().stream(b.Context(), w, func(int64) {})
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.SetBytes(t.n)
+			if _, err := t.sum(); err != nil {
+				b.Fatal(err)
+			}
 			if err := w.Close(); err != nil {
 				b.Fatal(err)
 			}

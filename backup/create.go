@@ -2,7 +2,6 @@ package backup
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -370,8 +369,12 @@ func (c *creation) snapshot(ctx context.Context, cluster *etcdCluster, m *member
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Abort()) }()
+	w.hash = nil // the stream is hashed on the way
 	t, version, err := m.stream(ctx, w, emitProgress(c.sink, "etcd", m.name()))
 	if err != nil {
+		return nil, err
+	}
+	if w.entry.SHA256, err = t.sum(); err != nil {
 		return nil, err
 	}
 	if err := w.Close(); err != nil {
@@ -393,7 +396,7 @@ func (c *creation) snapshot(ctx context.Context, cluster *etcdCluster, m *member
 		MemberID: fmt.Sprintf("%x", m.status.Header.GetMemberId()), ClusterID: fmt.Sprintf("%x", cluster.clusterID),
 		Version: m.status.Version, StorageVersion: contents.StorageVersion,
 		Revision: contents.Revision, Hash: contents.Hash, TotalKeys: contents.TotalKeys, Counts: contents.Counts,
-		Size: t.n, SHA256: hex.EncodeToString(t.all.Sum(nil)), LiveCounts: live,
+		Size: t.n, SHA256: w.entry.SHA256, LiveCounts: live,
 	}
 	if version != "" && part.StorageVersion == "" {
 		part.StorageVersion = version

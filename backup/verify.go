@@ -372,7 +372,11 @@ func (v *verification) snapshotFile(ctx context.Context) (string, error) {
 	if err := out.Close(); err != nil {
 		return "", fmt.Errorf("decrypt %s: %w", p, err)
 	}
-	if sum := hex.EncodeToString(t.all.Sum(nil)); sum != e.SHA256 {
+	sum, err := t.sum()
+	if err != nil {
+		return "", err
+	}
+	if sum != e.SHA256 {
 		v.problem(HashVerified, e.File, "decrypts to other content than was encrypted: digest %s, not %s", sum, e.SHA256)
 		return "", nil
 	}

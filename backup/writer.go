@@ -38,8 +38,9 @@ func (d *dirWriter) encrypts(secret bool) bool {
 
 // fileWriter is one file under way. Close makes it durable and lists it; Abort removes it.
 type fileWriter struct {
-	d     *dirWriter
-	f     *os.File
+	d *dirWriter
+	f *os.File
+	// hash is nil when the caller hashes, and sets entry.SHA256.
 	hash  hash.Hash
 	n     int64
 	enc   io.WriteCloser
@@ -75,7 +76,9 @@ type rawWriter struct{ w *fileWriter }
 
 func (r rawWriter) Write(p []byte) (int, error) {
 	n, err := r.w.f.Write(p)
-	r.w.hash.Write(p[:n])
+	if r.w.hash != nil {
+		r.w.hash.Write(p[:n])
+	}
 	r.w.n += int64(n)
 	if err != nil {
 		err = fmt.Errorf("write %s: %w", r.w.f.Name(), err)
@@ -110,7 +113,10 @@ func (w *fileWriter) Close() error {
 	if err := w.f.Close(); err != nil {
 		return fmt.Errorf("write %s: %w", w.f.Name(), err)
 	}
-	w.entry.Size, w.entry.SHA256 = w.n, hex.EncodeToString(w.hash.Sum(nil))
+	w.entry.Size = w.n
+	if w.hash != nil {
+		w.entry.SHA256 = hex.EncodeToString(w.hash.Sum(nil))
+	}
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
 	w.d.files = append(w.d.files, w.entry)
