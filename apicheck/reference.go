@@ -103,16 +103,22 @@ func gone(versions []*lifecycle.Kind, at kubeversion.Minor) bool {
 
 // roleRules finds rules for resources that left their group: whoever has the role loses access.
 func (c *collector) roleRules(og origin, o object) {
+	// Kubernetes writes these itself at every start of an apiserver, left-overs included.
+	if scalar(field(field(o.node, "metadata"), "labels"), "kubernetes.io/bootstrapping") == "rbac-defaults" {
+		return
+	}
 	for i, r := range list(o.node, "rules") {
 		r = resolve(r)
 		groups := scalars(r, "apiGroups")
+		told := map[[2]string]bool{}
 		for _, g := range groups {
 			for _, res := range scalars(r, "resources") {
 				res, _, _ = strings.Cut(res, "/")
 				kinds := c.db.ByResource(g, res)
-				if !gone(kinds, c.to) {
+				if told[[2]string{g, res}] || !gone(kinds, c.to) {
 					continue
 				}
+				told[[2]string{g, res}] = true // once for a resource and its subresources
 				last := lastOf(kinds)
 				j := c.db.Judge(last.GVK(), c.from, c.to, false)
 				// A rule that also names the new group is only a left-over.
