@@ -16,9 +16,7 @@ import (
 // writableAPI adds creating, updating and deleting Secrets to fakeAPI, with resource versions.
 type writableAPI struct {
 	fakeAPI
-	mu      sync.Mutex
-	names   []string
-	version int
+	mu sync.Mutex
 	// conflict fails updates of this name.
 	conflict string
 }

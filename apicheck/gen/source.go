@@ -34,15 +34,6 @@ type apiPackage struct {
 	structs        map[string]map[string]string // type -> JSON name -> type expression
 }
 
-func (p *apiPackage) has(kind string) bool {
-	for _, k := range p.kinds {
-		if k == kind {
-			return true
-		}
-	}
-	return false
-}
-
 // readAPIs reads every version directory under root/*/*, or root/* for a single group.
 func readAPIs(root string) ([]*apiPackage, error) {
 	var dirs []string

@@ -25,7 +25,7 @@ const (
 	PlannedRemoval Verdict = "planned"
 	// OffByDefault: the target serves it only when --runtime-config switches it on.
 	OffByDefault Verdict = "off-by-default"
-	// Deprecated: served, and announced to end.
+	// Deprecated verdicts are of what is served, and announced to end.
 	Deprecated Verdict = "deprecated"
 	// OK: served, no end announced.
 	OK Verdict = "ok"
