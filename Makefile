@@ -70,8 +70,9 @@ bench: ## Run the benchmarks
 	go test -run '^$$' -bench . -benchmem ./...
 
 .PHONY: generate
-generate: ## Write the generated files anew: command reference, check list
+generate: ## Write the generated files anew: API lifecycle data, docs/checks.md
 	go generate ./...
+	go test ./preflight -run '^TestDocs' -update
 
 .PHONY: clean
 clean: ## Remove what was built here (caches stay)

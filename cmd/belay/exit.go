@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The exit codes, documented in `belay help exit-codes` and docs/exit-codes.md.
+// The exit codes, documented in `belay help exit-codes`.
 const (
 	exitOK          = 0   // done, nothing found
 	exitError       = 1   // an error
