@@ -76,7 +76,7 @@ func run(file string, show bool, names []string) error {
 	var all []result
 	if file != "" {
 		data, err := os.ReadFile(file)
-		if err == nil {
+		if err == nil && len(data) > 0 {
 			err = json.Unmarshal(data, &all)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
