@@ -174,8 +174,8 @@ func TestVerifyFindsEveryFlippedByte(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Every byte of small files, some hundred spread over large ones, the last always.
-		step := max(1, len(orig)/300)
+		// Every byte of tiny files, some dozens spread over larger ones, the last always.
+		step := max(1, len(orig)/60)
 		for i := 0; i < len(orig); i += step {
 			if i+step >= len(orig) {
 				i = len(orig) - 1

@@ -96,6 +96,8 @@ type NotFoundError struct {
 	Level        Level
 	// Seen says of each candidate why it does not do.
 	Seen []string
+	// lower is the newest complete backup of the cluster at a lower level.
+	lower string
 }
 
 func (e *NotFoundError) Error() string {
@@ -107,7 +109,12 @@ func (e *NotFoundError) Error() string {
 }
 
 // Next is the command that gets what is missing.
-func (e *NotFoundError) Next() string { return "belay backup create -o " + e.Dir }
+func (e *NotFoundError) Next() string {
+	if e.lower != "" {
+		return "belay backup verify " + e.lower + " --level " + e.Level.String()
+	}
+	return "belay backup create -o " + e.Dir
+}
 
 // LatestVerified gives the newest complete backup of the cluster with that
 // lineage that is recorded at level or above, after comparing every file's
@@ -127,7 +134,10 @@ func LatestVerified(ctx context.Context, dir, lineage string, level Level) (*Ent
 		case e.Manifest.Lineage != lineage:
 			continue
 		case e.Level < level:
-			none.Seen = append(none.Seen, fmt.Sprintf("%s: verified to level %s only; belay backup verify %s --level %s", name, e.Level, e.Dir, level))
+			if none.lower == "" && e.Manifest.Complete() {
+				none.lower = e.Dir
+			}
+			none.Seen = append(none.Seen, fmt.Sprintf("%s: verified to level %s only", name, e.Level))
 			continue
 		case !e.Manifest.Complete():
 			none.Seen = append(none.Seen, name+": incomplete, something could not be read when it was taken")

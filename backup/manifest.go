@@ -381,20 +381,22 @@ func readRecord(dir string, m *Manifest) (*record, error) {
 }
 
 func parseRecord(p string, b []byte, manifest string) (*record, error) {
+	// The backup itself may be sound: what is lost is the proof of it.
+	const again = " (remove it and verify anew)"
 	var r record
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
-		return nil, &DamagedError{p, err.Error()}
+		return nil, &DamagedError{p, err.Error() + again}
 	}
-	if again, err := encode(r); err != nil || !bytes.Equal(again, b) {
-		return nil, &DamagedError{p, "changed after it was written"}
+	if same, err := encode(r); err != nil || !bytes.Equal(same, b) {
+		return nil, &DamagedError{p, "changed after it was written" + again}
 	}
 	if want, err := r.digest(); err != nil || r.Digest != want || r.Schema != recordSchema {
-		return nil, &DamagedError{p, "its digest is not its content's"}
+		return nil, &DamagedError{p, "its digest is not its content's" + again}
 	}
 	if r.Manifest != manifest {
-		return nil, &DamagedError{p, "it is about another backup"}
+		return nil, &DamagedError{p, "it is about another backup" + again}
 	}
 	return &r, nil
 }

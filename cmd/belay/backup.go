@@ -140,6 +140,7 @@ func newBackupCreateCmd(d *deps) *cobra.Command {
 	var recipients []string
 	var passphraseFile string
 	var keep int
+	var etcd etcdFlags
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Take a backup of the cluster",
@@ -169,6 +170,9 @@ could not be read, the backup is incomplete: it is kept, and the exit code is 6.
 				return err
 			}
 			if o.Hosts, err = d.controlPlaneHosts(ctx); err != nil {
+				return err
+			}
+			if o.Etcd, err = etcd.access(); err != nil {
 				return err
 			}
 			if o.Dir == "" {
@@ -210,8 +214,57 @@ could not be read, the backup is incomplete: it is kept, and the exit code is 6.
 	f.IntVar(&keep, "keep", 0, "afterwards remove older backups of this cluster but so many; the newest verified one always stays")
 	f.BoolVar(&o.EncryptAll, "encrypt-all", false, "encrypt every file, not only those that hold secrets")
 	cmd.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
+	etcd.add(cmd)
 	d.addClusterFlags(cmd)
 	return cmd
+}
+
+// etcdFlags say how to reach an etcd that is not found through the control plane nodes.
+type etcdFlags struct {
+	endpoints     []string
+	ca, cert, key string
+}
+
+func (e *etcdFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringSliceVar(&e.endpoints, "etcd-endpoint", nil, "client URL of an etcd member, reached from here instead of through the nodes (repeatable)")
+	f.StringVar(&e.ca, "etcd-cacert", "", "file with the CA of those members")
+	f.StringVar(&e.cert, "etcd-cert", "", "file with a client certificate for them")
+	f.StringVar(&e.key, "etcd-key", "", "file with its key")
+	cmd.MarkFlagsRequiredTogether("etcd-cacert", "etcd-cert", "etcd-key")
+}
+
+// access is nil when no endpoint was given.
+func (e *etcdFlags) access() (*backup.EtcdAccess, error) {
+	if len(e.endpoints) == 0 {
+		if e.ca != "" {
+			return nil, usagef("--etcd-cacert, --etcd-cert and --etcd-key go with --etcd-endpoint")
+		}
+		return nil, nil
+	}
+	a := &backup.EtcdAccess{}
+	for _, u := range e.endpoints {
+		if !strings.HasPrefix(u, "https://") && !strings.HasPrefix(u, "http://") {
+			return nil, usagef("--etcd-endpoint %q: want a URL, as in https://10.0.0.5:2379", u)
+		}
+		a.Endpoints = append(a.Endpoints, backup.EtcdEndpoint{URL: u})
+	}
+	if e.ca == "" {
+		return a, nil
+	}
+	var pem [3][]byte
+	for i, file := range []string{e.ca, e.cert, e.key} {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("etcd certificates: %w", err)
+		}
+		pem[i] = b
+	}
+	var err error
+	if a.TLS, err = backup.ClientTLS(pem[0], pem[1], pem[2]); err != nil {
+		return nil, fmt.Errorf("etcd certificates: %s: %w", e.cert, err)
+	}
+	return a, nil
 }
 
 func missing(m *backup.Manifest) []string {

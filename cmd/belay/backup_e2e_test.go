@@ -37,7 +37,8 @@ func TestRestoreDrill(t *testing.T) {
 	}
 	home := filepath.Join(dir, "home")
 	command := func(ctx context.Context, args ...string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, bin, append(args, "--progress", "plain")...)
+		// In front, as what follows "--" is for the node.
+		cmd := exec.CommandContext(ctx, bin, append([]string{"--progress", "plain"}, args...)...)
 		cmd.Env = append(os.Environ(), "BELAY_HOME="+home)
 		return cmd
 	}
