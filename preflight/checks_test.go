@@ -288,6 +288,7 @@ func TestEachCheck(t *testing.T) {
 		})}, []string{"fail cp1/etc/kubernetes: kubeadm's copy of etcd's data takes 2.4 GiB"}},
 		{"disk-space", "images", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[2].FreeBytes = 1 << 30 })}, []string{"fail w1/var/lib/containerd: has 1.0 GiB free"}},
 		{"disk-space", "a tenth", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[0].FreeBytes = 10 << 30 })}, []string{"warn w1/: has 10 % free"}},
+		{"disk-space", "too little left for staged images", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[2].TotalBytes, h.Disks[2].FreeBytes = 100<<30, 16<<30 })}, []string{"warn w1/var/lib/containerd: has 16 % free, 13 % with the images"}},
 		{"disk-space", "unread", []change{unread("node/cp1/host/du:/var/lib/etcd", cluster.UnreadTimeout)}, []string{"blocked cp1/var/lib/etcd: coverage@"}},
 		{"disk-space", "nothing known", []change{host("w1", func(h *cluster.HostFacts) { h.Disks = nil })}, []string{"unknown w1: nothing is known of the disks"}},
 

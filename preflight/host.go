@@ -109,8 +109,14 @@ func diskSpace(_ context.Context, in *Input) []Result {
 		}
 		lowest := ""
 		for _, d := range h.Disks {
-			if d.TotalBytes > 0 && float64(d.FreeBytes) < evictShare*float64(d.TotalBytes) {
-				out = append(out, finding(Warn, n.Name+d.Path, "make room on "+n.Name, "%s on node %s has %d %% free: the kubelet deletes images below 15 %% and evicts pods below 10 %%", d.Path, n.Name, int(100*float64(d.FreeBytes)/float64(d.TotalBytes))))
+			// What the upgrade itself brings counts too: images that are staged and not yet in use are the first that
+			// the kubelet deletes, and a static pod whose image is gone does not come back without a registry.
+			after := d.FreeBytes
+			if d.Path == "/var/lib/containerd" {
+				after -= imagesFree
+			}
+			if d.TotalBytes > 0 && float64(after) < evictShare*float64(d.TotalBytes) {
+				out = append(out, finding(Warn, n.Name+d.Path, "make room on "+n.Name, "%s on node %s has %d %% free, %d %% with the images of the upgrade: the kubelet deletes unused images below 15 %% and evicts pods below 10 %%", d.Path, n.Name, percent(d.FreeBytes, d.TotalBytes), max(0, percent(after, d.TotalBytes))))
 			}
 			if lowest == "" || d.FreeBytes < disk(lowest).FreeBytes {
 				lowest = d.Path
@@ -119,6 +125,8 @@ func diskSpace(_ context.Context, in *Input) []Result {
 		return passIfClean(out, n.Name, "%s has the least, %s free", lowest, size(disk(lowest).FreeBytes))
 	})
 }
+
+func percent(part, whole int64) int { return int(100 * float64(part) / float64(whole)) }
 
 func cgroupVersion(_ context.Context, in *Input) []Result {
 	to := in.kubeletTarget().MinorVersion()
