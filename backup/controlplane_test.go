@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/controlplane"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeversion"
@@ -183,14 +184,13 @@ func (l *live) populate(t *testing.T, n int) {
 func (l *live) createWidget(t *testing.T, name string) {
 	t.Helper()
 	w := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": name}, "spec": map[string]any{"size": int64(3)}}}
-	var err error
-	for range 100 {
-		if _, err = l.dyn.Resource(widgets).Namespace("shop").Create(t.Context(), w, metav1.CreateOptions{}); err == nil {
-			return
-		}
-		time.Sleep(100 * time.Millisecond)
+	err := condition.Wait(t.Context(), condition.Condition{Name: "widgets to be served", Check: func(ctx context.Context) error {
+		_, err := l.dyn.Resource(widgets).Namespace("shop").Create(ctx, w, metav1.CreateOptions{})
+		return err
+	}}, condition.Options{Timeout: time.Minute, Interval: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal(err)
 }
 
 var openSchema = map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}
@@ -378,12 +378,12 @@ func TestDiffAndRestoreObjects(t *testing.T) {
 	}
 	// A whole namespace with its custom resource's definition comes back.
 	del(l.dyn.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}).Delete(ctx, "widgets.example.com", metav1.DeleteOptions{}))
-	for range 100 {
-		if _, err = l.dyn.Resource(widgets).Namespace("shop").List(ctx, metav1.ListOptions{}); err != nil {
-			break
+	del(condition.Wait(ctx, condition.Condition{Name: "widgets to be served no more", Check: func(ctx context.Context) error {
+		if _, err := l.dyn.Resource(widgets).Namespace("shop").List(ctx, metav1.ListOptions{}); err == nil {
+			return condition.NotYetf("they are")
 		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return nil
+	}}, condition.Options{Timeout: time.Minute, Interval: 100 * time.Millisecond}))
 	got = restore(RestoreOptions{Patterns: []string{"widgets.example.com/shop/*", "customresourcedefinitions.apiextensions.k8s.io/*"}})
 	actions(got, map[string]string{"customresourcedefinitions.apiextensions.k8s.io/widgets.example.com": ActionCreated, "widgets.example.com/shop/thing-00000": ActionCreated})
 }

@@ -175,7 +175,7 @@ func TestVerifyFindsEveryFlippedByte(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Every byte of tiny files, some dozens spread over larger ones, the last always.
-		step := max(1, len(orig)/60)
+		step := max(1, len(orig)/25)
 		for i := 0; i < len(orig); i += step {
 			if i+step >= len(orig) {
 				i = len(orig) - 1
