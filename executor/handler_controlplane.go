@@ -44,20 +44,19 @@ func (t *task) unitName(s plan.Step) string {
 	return "belay-" + t.run + "-" + clean
 }
 
-// inUnit runs argv in the step's unit to its end, or waits for the unit that an earlier process began.
-func (t *task) inUnit(ctx context.Context, s plan.Step, argv []string) error {
+// inUnit runs argv in the step's unit to its end. running says that an earlier process began it: then it is waited for, and not begun
+// again even if it has come to its end by now.
+func (t *task) inUnit(ctx context.Context, s plan.Step, argv []string, running bool) error {
 	name := t.unitName(s)
+	if running {
+		t.say(s, "found %s at work in unit %s", path.Base(argv[0]), name)
+		return t.unitEnd(ctx, s, argv)
+	}
 	h, err := t.Machines.Host(ctx, s.Node)
 	if err != nil {
 		return err
 	}
-	u, err := t.Units.Status(ctx, h, name)
-	if err != nil {
-		return err
-	}
-	if u.State == UnitRunning {
-		t.say(s, "found %s at work in unit %s", path.Base(argv[0]), name)
-	} else if err := t.Units.Start(ctx, h, name, argv); err != nil {
+	if err := t.Units.Start(ctx, h, name, argv); err != nil {
 		// A start whose answer was lost may have happened: the unit's name says so.
 		if lost := (*host.LostError)(nil); !errors.As(err, &lost) {
 			return err
@@ -236,7 +235,7 @@ func (h controlPlane) Apply(ctx context.Context, s plan.Step) error {
 		}
 	}
 	for try := 1; ; try++ {
-		err = h.inUnit(ctx, s, argv)
+		err = h.inUnit(ctx, s, argv, try == 1 && u.State == UnitRunning)
 		if unit := (*UnitError)(nil); !errors.As(err, &unit) {
 			return err
 		}

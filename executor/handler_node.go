@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -140,7 +141,7 @@ func (h drainNode) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error
 func (h drainNode) Apply(ctx context.Context, s plan.Step) error {
 	limit := time.Duration(s.Params.TimeoutSeconds) * time.Second
 	deadline := time.Now().Add(limit)
-	gone := 0
+	var gone atomic.Int64 // kubectl reports pods from several goroutines
 	err := condition.Wait(ctx, condition.Condition{Name: "the pods of " + s.Node + " to leave", Check: func(ctx context.Context) error {
 		helper := h.helper(ctx, s)
 		list, errs := helper.GetPodsForDeletion(s.Node)
@@ -151,11 +152,14 @@ func (h drainNode) Apply(ctx context.Context, s plan.Step) error {
 			return condition.Final(err)
 		}
 		pods := list.Pods()
-		helper.Timeout = time.Until(deadline)
+		if len(pods) == 0 {
+			return nil
+		}
+		helper.Timeout = max(time.Until(deadline), time.Second)
 		helper.OnPodDeletionOrEvictionStarted = func(p *corev1.Pod, _ bool) { h.say(s, "evicting %s/%s", p.Namespace, p.Name) }
 		helper.OnPodDeletionOrEvictionFinished = func(p *corev1.Pod, _ bool, err error) {
 			if err == nil {
-				gone++
+				gone.Add(1)
 				h.say(s, "%s/%s has left", p.Namespace, p.Name)
 			}
 		}
@@ -164,10 +168,14 @@ func (h drainNode) Apply(ctx context.Context, s plan.Step) error {
 		if err != nil && (!time.Now().Before(deadline.Add(-time.Second)) || !transient(err)) {
 			return condition.Final(err)
 		}
+		if err == nil {
+			// The scheduler may have bound a pod here just before the cordon: the list is asked again until it is empty.
+			err = condition.NotYetf("the last list of pods has left")
+		}
 		return err
 	}}, condition.Options{Timeout: limit + time.Minute, Attempt: limit + time.Minute, Interval: 2 * h.poll()})
 	if err == nil {
-		h.say(s, "%d pods have left", gone)
+		h.say(s, "%d pods have left", gone.Load())
 		return nil
 	}
 	if ctx.Err() != nil {
@@ -250,10 +258,12 @@ func (h kubeletConfig) Probe(ctx context.Context, s plan.Step, _ bool) (Found, e
 
 func (h kubeletConfig) Apply(ctx context.Context, s plan.Step) error {
 	// It may have come to its end since Probe looked.
-	if f, err := h.Probe(ctx, s, false); err != nil || f.Progress == Done {
+	f, err := h.Probe(ctx, s, false)
+	if err != nil || f.Progress == Done {
 		return err
 	}
-	return h.inUnit(ctx, s, kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.IgnorePreflightErrors))
+	argv := kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.IgnorePreflightErrors)
+	return h.inUnit(ctx, s, argv, f.Progress == Partial)
 }
 
 func (h kubeletConfig) Verify(plan.Step) []condition.Condition { return nil }
