@@ -33,7 +33,8 @@ import (
 const (
 	apiWait      = 3 * time.Minute // an apiserver that should come up, also after a restart of its machine
 	leftoverWait = 45 * time.Second
-	memberWait   = 25 * time.Second
+	memberWait   = 25 * time.Second // a join whose end nobody saw
+	doneWait     = 90 * time.Second // a join that ended well, on a slow machine
 	readyWait    = 5 * time.Minute
 	proofWait    = 2 * time.Minute
 	pollInterval = 500 * time.Millisecond

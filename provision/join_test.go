@@ -206,6 +206,26 @@ func TestMemberThatNobodyRecordedIsTakenAsItIs(t *testing.T) {
 	})
 }
 
+// A join that ended well is no proof either: the node may have been deleted since.
+func TestDoneJoinOfADeletedNodeIsDoneAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newJoinWorld(t)
+		w.w.SetFile(joinConfigFile, []byte("x"), 0o600)
+		if err := host.StartUnit(t.Context(), w.w, host.Unit{Name: w.u.unitName("join"), Argv: kubeadm.JoinArgv(joinConfigFile)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.api.CoreV1().Nodes().Delete(t.Context(), "a-w1", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.api.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(t.Context(), "a-w1", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.u.join(t.Context(), w.node); err != nil || w.resets != 1 || w.joins != 2 || !w.isMember() {
+			t.Errorf("%v; %d joins, %d resets", err, w.joins, w.resets)
+		}
+	})
+}
+
 // A kubelet that has just been started is seen by the API some seconds later: it is waited for, not reset.
 func TestKubeletThatIsAboutToReportIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

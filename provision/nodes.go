@@ -285,11 +285,12 @@ func (u *up) join(ctx context.Context, n *node) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if left && done {
-		return did + ", begun by an earlier run", u.joinedNow(ctx, n)
-	}
-	// Whatever became of an earlier run's join, what holds now is asked of the API and the host.
+	// Whatever an earlier run's join said, what holds now is asked of the API and the host.
 	if left {
+		wait, how := memberWait, ", as an earlier run left it"
+		if done {
+			wait, how = doneWait, ", begun by an earlier run"
+		}
 		// A kubelet that has just got its credentials takes some seconds to be seen.
 		err := condition.Wait(ctx, condition.Condition{Name: n.name + " to be a member", Check: func(ctx context.Context) error {
 			member, why, err := u.api.member(ctx, n)
@@ -297,10 +298,10 @@ func (u *up) join(ctx context.Context, n *node) (string, error) {
 				err = condition.NotYetf("%s", why)
 			}
 			return err
-		}}, condition.Options{Timeout: memberWait, Interval: pollInterval, OnChange: u.under("join", n)})
+		}}, condition.Options{Timeout: wait, Interval: pollInterval, OnChange: u.under("join", n)})
 		switch {
 		case err == nil:
-			return did + ", as an earlier run left it", u.joinedNow(ctx, n)
+			return did + how, u.joinedNow(ctx, n)
 		case !errors.Is(err, condition.ErrNotYet) || ctx.Err() != nil:
 			return "", err // what could not be asked is not known to be half-way
 		}
