@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -472,10 +473,11 @@ func (m *member) stream(ctx context.Context, w io.Writer, progress func(int64)) 
 	if err != nil {
 		return nil, "", fmt.Errorf("snapshot of etcd member on %s: %w", m.name(), err)
 	}
-	t := newTrailerWriter(w)
+	// etcd sends 32 KiB at a time.
+	out := bufio.NewWriterSize(w, 1<<20)
+	t := newTrailerWriter(out)
 	last := time.Now()
-	// 1 MiB at a time: hashing and writing go on while the next block is under way.
-	buf := make([]byte, 1<<20)
+	buf := make([]byte, 64<<10)
 	for err == nil {
 		var n int
 		n, err = resp.Snapshot.Read(buf)
@@ -493,6 +495,9 @@ func (m *member) stream(ctx context.Context, w io.Writer, progress func(int64)) 
 	}
 	if cerr != nil {
 		return nil, "", fmt.Errorf("snapshot of etcd member on %s: %w", m.name(), cerr)
+	}
+	if err := out.Flush(); err != nil {
+		return nil, "", err
 	}
 	if err := t.check(); err != nil {
 		return nil, "", fmt.Errorf("snapshot of etcd member on %s: %w; take it again", m.name(), err)
