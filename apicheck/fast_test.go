@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -330,6 +331,7 @@ func BenchmarkManifests(b *testing.B) {
 	})
 	b.Run("belay", func(b *testing.B) {
 		b.SetBytes(size)
+		debug.FreeOSMemory() // what other benchmarks used is not this one's
 		defer reportCPU(b)()
 		for b.Loop() {
 			r, err := Scan(b.Context(), Options{From: minor(24), To: minor(25), Files: []string{dir}})
@@ -339,7 +341,7 @@ func BenchmarkManifests(b *testing.B) {
 		}
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		b.ReportMetric(float64(m.Sys)/1e6, "MB-from-system")
+		b.ReportMetric(float64(m.Sys-m.HeapReleased)/1e6, "MB")
 		b.ReportMetric(10000*float64(b.N)/b.Elapsed().Seconds(), "files/s")
 	})
 }
