@@ -380,12 +380,18 @@ func (u *up) proveNode(ctx context.Context, n *node, image string) (err error) {
 	pods := u.api.cs.CoreV1().Pods(metav1.NamespaceSystem)
 	name := "belay-proof-" + n.name
 	zero := int64(0)
+	// A young control plane drops connections while its balancer learns who answers: a delete may be repeated.
 	remove := func(ctx context.Context) error {
-		err := pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &zero})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
+		return condition.Wait(ctx, condition.Condition{Name: "pod " + name + " to be removed", Check: func(ctx context.Context) error {
+			err := pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &zero})
+			switch {
+			case apierrors.IsNotFound(err):
+				return nil
+			case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+				return condition.Final(err)
+			}
+			return err
+		}}, condition.Options{Timeout: 30 * time.Second, Interval: pollInterval})
 	}
 	if err := remove(ctx); err != nil {
 		return err
