@@ -217,6 +217,7 @@ func (d *deps) clusterEnv() (*executor.Env, error) {
 	}
 	// A call must end when an apiserver goes away in the middle of it.
 	cfg.Timeout = 60 * time.Second
+	cfg.Wrap(executor.RetryForbidden)
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
