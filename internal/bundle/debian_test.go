@@ -8,8 +8,8 @@ import (
 )
 
 func TestParseURIs(t *testing.T) {
-	out := `'http://deb.debian.org/debian/pool/main/i/iptables/iptables_1.8.9-2_amd64.deb' iptables_1.8.9-2_amd64.deb 360192 MD5Sum:33613e9e4c6e917174b3b8a2ae2137cd
-'http://deb.debian.org/debian/pool/main/b/busybox/busybox-static_1.35.0-4%2bb1_amd64.deb' busybox-static_1%3a1.35.0-4+b1_amd64.deb 928188
+	out := `'http://mirror.example/debian/pool/main/i/iptables/iptables_1.8.9-2_amd64.deb' iptables_1.8.9-2_amd64.deb 360192 MD5Sum:33613e9e4c6e917174b3b8a2ae2137cd
+'http://mirror.example/debian/pool/main/b/busybox/busybox-static_1.35.0-4%2bb1_amd64.deb' busybox-static_1%3a1.35.0-4+b1_amd64.deb 928188
 `
 	got, err := parseURIs(out)
 	if err != nil || len(got) != 2 || got[0] != (debianPackage{"busybox-static", "1:1.35.0-4+b1"}) || got[1] != (debianPackage{"iptables", "1.8.9-2"}) {
