@@ -6,7 +6,7 @@
 // overrides.yaml: each entry cites why, names the derived value that it corrects, and fails
 // the generation when the source caught up or moved.
 //
-//	go run ./apicheck/gen -out apicheck/lifecycle/lifecycle.json -served apicheck/lifecycle/testdata/served
+//	go generate ./apicheck/lifecycle
 package main
 
 import (
@@ -22,24 +22,30 @@ import (
 
 func main() {
 	out := flag.String("out", "lifecycle.json", "database file to write")
+	schema := flag.String("schema", "", "file to write the fields of kinds that replace others to; none when empty")
 	served := flag.String("served", "", "directory to record what each minor serves in, one file a minor; none when empty")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *out, *served); err != nil {
+	if err := run(ctx, *out, *schema, *served); err != nil {
 		fmt.Fprintln(os.Stderr, "gen:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out, served string) error {
+func run(ctx context.Context, out, schema, served string) error {
 	res, err := generate(ctx)
 	if err != nil {
 		return err
 	}
 	if err := atomicfile.WriteFile(out, res.database, 0o644); err != nil {
 		return err
+	}
+	if schema != "" {
+		if err := atomicfile.WriteFile(schema, res.schema, 0o644); err != nil {
+			return err
+		}
 	}
 	if served == "" {
 		return nil

@@ -20,9 +20,11 @@ import (
 //go:embed overrides.yaml
 var overridesYAML []byte
 
-// result is what a generation gives: the database and, per minor, what it was recorded to serve.
+// result is what a generation gives: the database, the fields of kinds that replace others, and per minor what it was
+// recorded to serve.
 type result struct {
 	database []byte
+	schema   []byte
 	served   map[string][]byte
 }
 
@@ -85,6 +87,9 @@ func generate(ctx context.Context) (*result, error) {
 		return cmp.Or(cmp.Compare(a.Component, b.Component), cmp.Compare(a.Name, b.Name))
 	})
 	res := &result{served: src.record()}
+	if res.schema, err = schemas(mods, kinds); err != nil {
+		return nil, err
+	}
 	res.database, err = encode(db)
 	return res, err
 }

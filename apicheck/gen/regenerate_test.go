@@ -17,12 +17,14 @@ func TestCommittedDatabaseIsWhatTheModulesGive(t *testing.T) {
 		t.Fatal(err)
 	}
 	const remedy = "run go generate ./apicheck/lifecycle and look at the difference"
-	golden, err := os.ReadFile("../lifecycle/lifecycle.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(golden, res.database) {
-		t.Errorf("apicheck/lifecycle/lifecycle.json differs from what the pinned modules give: %s", remedy)
+	for name, data := range map[string][]byte{"../lifecycle/lifecycle.json": res.database, "../schema/schema.txt": res.schema} {
+		golden, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(golden, data) {
+			t.Errorf("%s differs from what the pinned modules give: %s", name, remedy)
+		}
 	}
 	files, err := filepath.Glob("../lifecycle/testdata/served/*.txt")
 	if err != nil {

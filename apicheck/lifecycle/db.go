@@ -5,7 +5,7 @@
 // minor. It does no I/O and imports nothing of Kubernetes.
 package lifecycle
 
-//go:generate go run ../gen -out lifecycle.json -served testdata/served
+//go:generate go run ../gen -out lifecycle.json -schema ../schema/schema.txt -served testdata/served
 
 import (
 	"bytes"
