@@ -21,6 +21,7 @@ import (
 
 	"github.com/belayops/belay/apicheck/convert"
 	"github.com/belayops/belay/apicheck/lifecycle"
+	"github.com/belayops/belay/apicheck/schema"
 	"github.com/belayops/belay/internal/atomicfile"
 	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/kubeversion"
@@ -173,9 +174,13 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 	if err != nil {
 		return fail(ReleaseUnread, "read %s: %v", base.name, err)
 	}
+	fields, err := schema.Default()
+	if err != nil {
+		return fail(ReleaseUnread, "%v", err)
+	}
 	var gaps []string
 	rewrite := func(text, hook string) string {
-		res := convert.Text(convert.Options{DB: o.DB, From: from, To: o.To, Accept: []string{"*"}, OnlyRemoved: true, Drop: o.Drop}, []byte(text))
+		res := convert.Text(convert.Options{DB: o.DB, From: from, To: o.To, Accept: []string{"*"}, OnlyRemoved: true, Drop: o.Drop, Schema: fields, Record: true}, []byte(text))
 		for _, ch := range res.Changes {
 			to := ""
 			if !ch.To.IsZero() {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/belayops/belay/apicheck/convert"
 	"github.com/belayops/belay/apicheck/lifecycle"
+	"github.com/belayops/belay/apicheck/schema"
 	"github.com/belayops/belay/internal/atomicfile"
 	"github.com/belayops/belay/internal/kubeversion"
 )
@@ -67,7 +68,11 @@ func Convert(ctx context.Context, o ConvertOptions) (ConvertReport, error) {
 	if o.To.Compare(o.From) < 0 {
 		return rep, fmt.Errorf("convert manifests: the target %s is older than %s", o.To, o.From)
 	}
-	opts := convert.Options{DB: o.DB, From: o.From, To: o.To, Accept: o.Accept, OnlyRemoved: o.OnlyRemoved}
+	fields, err := schema.Default()
+	if err != nil {
+		return rep, err
+	}
+	opts := convert.Options{DB: o.DB, From: o.From, To: o.To, Accept: o.Accept, OnlyRemoved: o.OnlyRemoved, Schema: fields}
 	one := func(name string, text []byte) *ConvertedFile {
 		rep.Read++
 		res := convert.Text(opts, text)

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/belayops/belay/apicheck/lifecycle"
+	"github.com/belayops/belay/apicheck/schema"
 	"github.com/belayops/belay/apicheck/yamltext"
 )
 
@@ -30,6 +31,11 @@ type Options struct {
 	OnlyRemoved bool
 	// Drop cuts out documents that have no successor. Without it they stay.
 	Drop bool
+	// Schema holds what a conversion gives against the fields of the target; nil for the built-in one.
+	Schema *schema.Set
+	// Record says that the text is a record of what was applied, and will not be applied itself: fields that the target
+	// does not know are named in notes, and keep nothing from being converted.
+	Record bool
 }
 
 // Change is one object that was rewritten.
@@ -72,6 +78,13 @@ type Result struct {
 // Text rewrites every document of a YAML or JSON text. With nothing to change it gives the same bytes.
 func Text(o Options, text []byte) Result {
 	res := Result{Text: text}
+	if o.Schema == nil {
+		var err error
+		if o.Schema, err = schema.Default(); err != nil {
+			res.Gaps = append(res.Gaps, Gap{0, err.Error()})
+			return res
+		}
+	}
 	if len(text) > maxText {
 		res.Gaps = append(res.Gaps, Gap{0, fmt.Sprintf("more than %d MB", maxText>>20)})
 		return res
@@ -299,7 +312,7 @@ func (d *document) object(n, w *yaml.Node, g lifecycle.GVK, path string, of func
 		d.keep(n, g, path, "the fields of "+to.APIVersion()+" are the same, their meaning or defaults are not: read the notes of the change, then accept it", true)
 		return
 	case j.Rewrite == lifecycle.Structural && convert == nil:
-		d.keep(n, g, path, "fields move on the way to "+to.String()+", and no converter is known", false)
+		d.keep(n, g, path, leftTo(from, to), false)
 		return
 	case j.Rewrite == lifecycle.Structural && shared(n):
 		d.keep(n, g, path, "fields must move, and it holds anchors or aliases: write them out first", false)
@@ -331,6 +344,16 @@ func (d *document) object(n, w *yaml.Node, g lifecycle.GVK, path string, of func
 		}
 	}
 	notes = append(notes, notesFor(from, to)...)
+	more, problem := d.validate(objects, to, j.Rewrite, accepted)
+	if problem != nil {
+		restore(w, n)
+		d.keep(n, g, path, fmt.Sprintf("as %s of %s it would be invalid: %s", to, d.opts.To, problem), problem.Fault != schema.Missing)
+		if problem.Line > 0 {
+			d.res.Kept[len(d.res.Kept)-1].Line = d.line + problem.Line
+		}
+		return
+	}
+	notes = append(notes, more...)
 	mark := len(d.edits)
 	err := d.scalar(n, w, "apiVersion", to.APIVersion())
 	if err == nil && of == nil && to.Kind != g.Kind {
@@ -348,6 +371,35 @@ func (d *document) object(n, w *yaml.Node, g lifecycle.GVK, path string, of func
 	meta := yamltext.Field(n, "metadata")
 	d.res.Changes = append(d.res.Changes, Change{Line: d.line + version.Line, Path: path, Namespace: yamltext.Scalar(meta, "namespace"), Name: yamltext.Scalar(meta, "name"),
 		From: g, To: lifecycle.GVK{Group: to.Group, Version: to.Version, Kind: changedKind(g, to, of != nil)}, Rewrite: j.Rewrite, Notes: notes})
+}
+
+// validate holds converted objects against the fields of the target. The first problem that keeps them from being converted
+// is given back; others become notes. What the cluster wrote into a status whose fields moved is cut out.
+func (d *document) validate(objects []*yaml.Node, to lifecycle.GVK, r lifecycle.Rewrite, accepted bool) (notes []string, problem *schema.Problem) {
+	for _, obj := range objects {
+		problems := d.opts.Schema.Validate(obj, to, d.opts.To)
+		ofStatus := func(p schema.Problem) bool {
+			return p.Path == "status" || strings.HasPrefix(p.Path, "status.") || strings.HasPrefix(p.Path, "status[")
+		}
+		if slices.ContainsFunc(problems, func(p schema.Problem) bool { return p.Fault != schema.Missing && ofStatus(p) }) && remove(obj, "status") != nil {
+			notes = append(notes, "its status, which the cluster writes, does not fit and is cut out")
+			problems = d.opts.Schema.Validate(obj, to, d.opts.To)
+		}
+		for _, p := range problems {
+			switch {
+			case p.Fault == schema.Missing && ofStatus(p):
+			case d.opts.Record:
+				notes = append(notes, p.String())
+			case p.Fault == schema.Missing && r != lifecycle.Semantic:
+				notes = append(notes, p.String()+": right in a patch, refused in a whole object")
+			case p.Fault != schema.Missing && accepted:
+				notes = append(notes, p.String())
+			default:
+				return nil, &p
+			}
+		}
+	}
+	return notes, nil
 }
 
 func changedKind(g, to lifecycle.GVK, list bool) string {

@@ -57,8 +57,32 @@ func converterFor(from, to lifecycle.GVK) converter {
 			return claim(2)
 		}
 	case "resource.k8s.io ResourceSlice -> resource.k8s.io ResourceSlice":
-		if from.Version == "v1beta1" {
-			return resourceSlice
+		// From v1alpha3 on; what v1alpha2 has is another thing.
+		switch from.Version + " " + to.Version {
+		case "v1alpha3 v1beta1":
+			return resourceSlice(true, false)
+		case "v1alpha3 v1beta2", "v1alpha3 v1":
+			return resourceSlice(true, true)
+		case "v1beta1 v1beta2", "v1beta1 v1":
+			return resourceSlice(false, true)
+		}
+	case "coordination.k8s.io LeaseCandidate -> coordination.k8s.io LeaseCandidate":
+		if from.Version == "v1alpha1" {
+			return leaseCandidate
+		}
+	case "certificates.k8s.io PodCertificateRequest -> certificates.k8s.io PodCertificateRequest":
+		if to.Version == "v1" {
+			return podCertificateRequest
+		}
+	case "storagemigration.k8s.io StorageVersionMigration -> storagemigration.k8s.io StorageVersionMigration":
+		if from.Version == "v1alpha1" {
+			return storageMigration
+		}
+	case "scheduling.k8s.io Workload -> scheduling.k8s.io Workload":
+		return gangWorkload
+	case "scheduling.k8s.io PodGroup -> scheduling.k8s.io PodGroup":
+		if from.Version == "v1alpha2" {
+			return podGroup
 		}
 	case "node.k8s.io RuntimeClass -> node.k8s.io RuntimeClass":
 		if from.Version == "v1alpha1" {
@@ -514,17 +538,148 @@ func claim(depth int) converter {
 	}
 }
 
-// resourceSlice: what stood below "basic" belongs to the device itself.
-func resourceSlice(obj *yaml.Node) ([]string, error) {
-	for _, dev := range elements(obj, "spec", "devices") {
-		basic := own(dev, "basic")
-		if !isMap(basic) {
-			continue
+// resourceSlice: a capacity says more than its value (wrap), and what stood below "basic" belongs to the device itself
+// (flatten).
+func resourceSlice(wrap, flatten bool) converter {
+	return func(obj *yaml.Node) ([]string, error) {
+		for _, dev := range elements(obj, "spec", "devices") {
+			basic := own(dev, "basic")
+			if !isMap(basic) {
+				continue
+			}
+			if capacity := own(basic, "capacity"); wrap && isMap(capacity) {
+				for k := 1; k < len(capacity.Content); k += 2 {
+					if v := capacity.Content[k]; v.Kind == yaml.ScalarNode {
+						capacity.Content[k] = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Style: capacity.Style, Content: []*yaml.Node{str("value"), v}}
+					}
+				}
+			}
+			if flatten {
+				i := index(dev, "basic")
+				dev.Content = append(append(dev.Content[:i:i], basic.Content...), dev.Content[i+2:]...)
+			}
 		}
-		i := index(dev, "basic")
-		dev.Content = append(append(dev.Content[:i:i], basic.Content...), dev.Content[i+2:]...)
+		return nil, nil
+	}
+}
+
+// leaseCandidate: one strategy in place of a list, of which the first superseded all others; the binary's version is required.
+func leaseCandidate(obj *yaml.Node) ([]string, error) {
+	spec := own(obj, "spec")
+	if !isMap(spec) {
+		return nil, errors.New("it has no spec")
+	}
+	if value(spec, "binaryVersion") == "" {
+		return nil, errors.New("spec.binaryVersion is required now: add it")
+	}
+	strategies := elements(spec, "preferredStrategies")
+	if len(strategies) == 0 {
+		remove(spec, "preferredStrategies")
+		return nil, nil
+	}
+	replace(spec, "preferredStrategies", "strategy", strategies[0])
+	if len(strategies) > 1 {
+		return []string{"only the first of its preferred strategies is kept: it superseded the others"}, nil
 	}
 	return nil, nil
+}
+
+// podCertificateRequest: one certificate request that the key signed replaces the key and its proof.
+func podCertificateRequest(obj *yaml.Node) ([]string, error) {
+	spec := own(obj, "spec")
+	if value(spec, "stubPKCS10Request") == "" {
+		return nil, errors.New("spec.stubPKCS10Request is required now, and only the kubelet that holds the key can sign it: delete the request, the kubelet makes a new one")
+	}
+	var notes []string
+	for _, key := range []string{"pkixPublicKey", "proofOfPossession"} {
+		if remove(spec, key) != nil {
+			notes = append(notes, "spec."+key+" is gone: spec.stubPKCS10Request holds what it said")
+		}
+	}
+	return notes, nil
+}
+
+// storageMigration: it names group and resource, not a version, and keeps its place by itself.
+func storageMigration(obj *yaml.Node) ([]string, error) {
+	spec := own(obj, "spec")
+	res := own(spec, "resource")
+	if !isMap(res) {
+		return nil, errors.New("it has no spec.resource")
+	}
+	var notes []string
+	if remove(res, "version") != nil {
+		notes = append(notes, "spec.resource.version is gone: objects are written in the version that the apiserver stores")
+	}
+	if own(res, "group") == nil {
+		empty := str("")
+		empty.Style = yaml.DoubleQuotedStyle
+		setFirst(res, "group", empty)
+	}
+	if remove(spec, "continueToken") != nil {
+		notes = append(notes, "spec.continueToken is gone: the migration begins anew")
+	}
+	return notes, nil
+}
+
+// gangWorkload: groups became templates of groups, and a mode of disruption a mapping. Both steps work on their own.
+func gangWorkload(obj *yaml.Node) ([]string, error) {
+	spec := own(obj, "spec")
+	if groups := own(spec, "podGroups"); groups != nil {
+		replace(spec, "podGroups", "podGroupTemplates", groups)
+	}
+	for _, g := range elements(spec, "podGroupTemplates") {
+		if !isMap(g) {
+			return nil, errors.New("a pod group is no mapping")
+		}
+		if policy := own(g, "policy"); policy != nil {
+			replace(g, "policy", "schedulingPolicy", policy)
+		}
+		if err := disruptionMode(g); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// podGroup: the reference to its template is flat, and its mode of disruption a mapping.
+func podGroup(obj *yaml.Node) ([]string, error) {
+	spec := own(obj, "spec")
+	if ref := own(spec, "podGroupTemplateRef"); ref != nil {
+		workload := own(ref, "workload")
+		if !isMap(workload) {
+			return nil, errors.New("spec.podGroupTemplateRef names no workload")
+		}
+		if name := own(workload, "podGroupTemplateName"); name != nil {
+			replace(workload, "podGroupTemplateName", "templateName", name)
+		}
+		replace(spec, "podGroupTemplateRef", "workloadRef", workload)
+	}
+	return nil, disruptionMode(spec)
+}
+
+// disruptionMode: "Pod" became single, "PodGroup" all.
+func disruptionMode(holder *yaml.Node) error {
+	mode := own(holder, "disruptionMode")
+	if mode == nil || mode.Kind != yaml.ScalarNode || mode.ShortTag() == "!!null" {
+		return nil
+	}
+	key := map[string]string{"Pod": "single", "PodGroup": "all"}[mode.Value]
+	if key == "" {
+		return fmt.Errorf("disruptionMode %q is neither Pod nor PodGroup", mode.Value)
+	}
+	set(holder, "disruptionMode", &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Content: []*yaml.Node{str(key), {Kind: yaml.MappingNode, Tag: "!!map", Style: yaml.FlowStyle}}})
+	return nil
+}
+
+// leftTo says who can make the move of a kind whose fields have no counterpart in what takes its place.
+func leftTo(from, to lifecycle.GVK) string {
+	switch from.APIVersion() + " " + from.Kind {
+	case "v1 Endpoints":
+		return "one Endpoints object may become several EndpointSlices, and the control plane mirrors it as long as it is there: write slices with the label kubernetes.io/service-name, then delete it"
+	case "resource.k8s.io/v1alpha2 ResourceSlice":
+		return "drivers publish ResourceSlices, and its pool is known to the driver alone: upgrade the driver"
+	}
+	return "fields move on the way to " + to.String() + ", and no converter is known"
 }
 
 // runtimeClass: the spec went up to the top.

@@ -46,6 +46,7 @@ type sources struct {
 	storage        map[minor]map[[3]string]gvk
 	configs        map[minor]map[gvk]bool
 	gates          map[minor]map[string][]gateSpec
+	openAPI        *openAPI
 }
 
 func generate(ctx context.Context) (*result, error) {
@@ -87,7 +88,7 @@ func generate(ctx context.Context) (*result, error) {
 		return cmp.Or(cmp.Compare(a.Component, b.Component), cmp.Compare(a.Name, b.Name))
 	})
 	res := &result{served: src.record()}
-	if res.schema, err = schemas(mods, kinds); err != nil {
+	if res.schema, err = src.openAPI.schema(kinds); err != nil {
 		return nil, err
 	}
 	res.database, err = encode(db)
@@ -182,6 +183,10 @@ func readSources(mods []module, ov *overrides) (*sources, error) {
 		s.newest = mod.minor
 	}
 	if err := s.readConfigs(mods, ov); err != nil {
+		return nil, err
+	}
+	var err error
+	if s.openAPI, err = readOpenAPI(mods); err != nil {
 		return nil, err
 	}
 	return s, s.readGates(mods)
@@ -524,8 +529,12 @@ func (s *sources) next(byGVK map[gvk]*lifecycle.Kind, ov *overrides) []error {
 			errs = append(errs, fmt.Errorf("overrides.yaml: replacement %s of %s does not exist", given, g))
 		}
 		for _, c := range cands {
-			derived := lifecycle.Structural
-			if a, b := s.kinds[g], s.kinds[c.gvk]; a != nil && b != nil && a.pkg != nil && b.pkg != nil {
+			// The recorded OpenAPI of both knows best; else the structs, whose imported parts are taken as equal.
+			derived, ok := s.openAPI.rewrite(g, c.gvk)
+			if !ok {
+				derived = lifecycle.Structural
+			}
+			if a, b := s.kinds[g], s.kinds[c.gvk]; !ok && a != nil && b != nil && a.pkg != nil && b.pkg != nil {
 				derived = compare(a.pkg, b.pkg, a.kind, b.kind, map[string]bool{})
 			}
 			rewrite, err := ov.rewrite(g, c.gvk, derived)

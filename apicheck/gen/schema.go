@@ -42,21 +42,16 @@ type field struct {
 	first, last minor
 }
 
-// schemas writes the fields of every kind that replaces another, and of all types below them: what the newest recorded
-// minor says of each, and from which minor to which a field is there.
-func schemas(mods []module, kinds []lifecycle.Kind) ([]byte, error) {
-	wanted := map[gvk]bool{}
-	for i := range kinds {
-		for _, n := range kinds[i].Next {
-			if kinds[i].Class == lifecycle.Stored {
-				wanted[n.GVK] = true
-			}
-		}
-	}
-	roots := map[gvk]string{}
-	types := map[string]map[string]*field{}
-	// The minors that have a type at all: a field is only new where its type is not.
-	firstOf, lastOf := map[string]minor{}, map[string]minor{}
+// openAPI is what the recorded OpenAPI of all minors says together.
+type openAPI struct {
+	roots map[gvk]string // the type of each kind
+	types map[string]map[string]*field
+	// first and last are the minors that have a type at all: a field is only new where its type is not.
+	first, last map[string]minor
+}
+
+func readOpenAPI(mods []module) (*openAPI, error) {
+	o := &openAPI{map[gvk]string{}, map[string]map[string]*field{}, map[string]minor{}, map[string]minor{}}
 	for _, mod := range mods {
 		if mod.path != "k8s.io/kubernetes" {
 			continue
@@ -71,78 +66,126 @@ func schemas(mods []module, kinds []lifecycle.Kind) ([]byte, error) {
 		}
 		for full, d := range s.Definitions {
 			name := shortName(full)
-			for _, g := range d.GVK {
-				if len(d.GVK) == 1 && wanted[g] {
-					roots[g] = name
-				}
+			if len(d.GVK) == 1 {
+				o.roots[d.GVK[0]] = name
 			}
 			if scalarType(full, d) != "" {
 				continue
 			}
-			if types[name] == nil {
-				types[name], firstOf[name] = map[string]*field{}, mod.minor
+			if o.types[name] == nil {
+				o.types[name], o.first[name] = map[string]*field{}, mod.minor
 			}
-			lastOf[name] = mod.minor
+			o.last[name] = mod.minor
 			for f, p := range d.Properties {
 				typ, err := p.typ(s.Definitions)
 				if err != nil {
 					return nil, fmt.Errorf("OpenAPI of %s: %s.%s: %w", mod.minor, full, f, err)
 				}
 				required := slices.Contains(d.Required, f)
-				if old := types[name][f]; old != nil {
+				if old := o.types[name][f]; old != nil {
 					old.typ, old.last, old.required = typ, mod.minor, old.required && required
 				} else {
-					types[name][f] = &field{typ: typ, first: mod.minor, last: mod.minor, required: required}
+					o.types[name][f] = &field{typ: typ, first: mod.minor, last: mod.minor, required: required}
 				}
 			}
 		}
 	}
-	for g := range wanted {
+	return o, nil
+}
+
+// rewrite says what it takes to turn one kind into another; ok is false when not both are recorded.
+func (o *openAPI) rewrite(from, to gvk) (r lifecycle.Rewrite, ok bool) {
+	a, b := o.roots[from], o.roots[to]
+	if a == "" || b == "" {
+		return "", false
+	}
+	if o.fits(a, b, map[string]bool{}) {
+		return lifecycle.Bump, true
+	}
+	return lifecycle.Structural, true
+}
+
+// fits says whether a value of type a is one of type b. Status does not count: the cluster writes it. Nor do fields that a
+// version lost in its own life: the validation of what a conversion gives finds those.
+func (o *openAPI) fits(a, b string, seen map[string]bool) bool {
+	for _, p := range []string{"[]", "map:"} {
+		if x, ok := strings.CutPrefix(a, p); ok {
+			y, ok := strings.CutPrefix(b, p)
+			return ok && o.fits(x, y, seen)
+		}
+	}
+	if a == b || b == "any" || seen[a+" "+b] {
+		return true
+	}
+	seen[a+" "+b] = true
+	if o.types[a] == nil || o.types[b] == nil {
+		return false
+	}
+	for name, f := range o.types[a] {
+		if name == "status" || f.last != o.last[a] {
+			continue
+		}
+		if g := o.types[b][name]; g == nil || !o.fits(f.typ, g.typ, seen) {
+			return false
+		}
+	}
+	return true
+}
+
+// schema writes the fields of every kind that replaces another, and of all types below them: what the newest recorded
+// minor says of each, and from which minor to which a field is there.
+func (o *openAPI) schema(kinds []lifecycle.Kind) ([]byte, error) {
+	wanted := map[gvk]bool{}
+	for i := range kinds {
+		for _, n := range kinds[i].Next {
+			if kinds[i].Class == lifecycle.Stored {
+				wanted[n.GVK] = true
+			}
+		}
+	}
+	for i := range kinds {
 		// What was gone before the first recorded minor has no OpenAPI here.
-		if roots[g] == "" && !slices.ContainsFunc(kinds, func(k lifecycle.Kind) bool {
-			return k.GVK() == g && k.Removed != minor{} && k.Removed.Compare(m(29)) <= 0
-		}) {
-			return nil, fmt.Errorf("no recorded OpenAPI has %s", g)
+		if g := kinds[i].GVK(); wanted[g] && o.roots[g] == "" {
+			if kinds[i].Removed == (minor{}) || kinds[i].Removed.Compare(m(29)) > 0 {
+				return nil, fmt.Errorf("no recorded OpenAPI has %s", g)
+			}
+			delete(wanted, g)
 		}
 	}
 	reached := map[string]bool{}
 	var reach func(string)
 	reach = func(name string) {
-		name = strings.TrimPrefix(strings.TrimPrefix(name, "[]"), "map:")
-		if strings.HasPrefix(name, "[]") || strings.HasPrefix(name, "map:") {
-			reach(name)
-			return
-		}
-		if reached[name] || types[name] == nil {
+		name = name[strings.LastIndexAny(name, "]:")+1:]
+		if reached[name] || o.types[name] == nil {
 			return
 		}
 		reached[name] = true
-		for _, f := range types[name] {
+		for _, f := range o.types[name] {
 			reach(f.typ)
 		}
 	}
 	var b bytes.Buffer
 	b.WriteString("# Fields of the kinds that replace others, from the recorded OpenAPI of each minor. Generated by apicheck/gen; do not edit.\n" +
 		"# kind APIVERSION KIND TYPE; type NAME FIELD...; a field is [!]NAME[@FIRST][~LAST]=TYPE: ! required, @ and ~ the first and the last minor (1.x) that have it.\n")
-	for _, g := range slices.SortedFunc(maps.Keys(roots), func(a, b gvk) int {
+	for _, g := range slices.SortedFunc(maps.Keys(wanted), func(a, b gvk) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Kind, b.Kind), compareVersions(a.Version, b.Version))
 	}) {
-		fmt.Fprintf(&b, "kind %s %s %s\n", g.APIVersion(), g.Kind, roots[g])
-		reach(roots[g])
+		fmt.Fprintf(&b, "kind %s %s %s\n", g.APIVersion(), g.Kind, o.roots[g])
+		reach(o.roots[g])
 	}
 	for _, name := range slices.Sorted(maps.Keys(reached)) {
 		fmt.Fprintf(&b, "type %s", name)
-		for _, f := range slices.Sorted(maps.Keys(types[name])) {
-			v := types[name][f]
+		for _, f := range slices.Sorted(maps.Keys(o.types[name])) {
+			v := o.types[name][f]
 			b.WriteByte(' ')
 			if v.required {
 				b.WriteByte('!')
 			}
 			b.WriteString(f)
-			if v.first != firstOf[name] {
+			if v.first != o.first[name] {
 				fmt.Fprintf(&b, "@%d", v.first.Minor)
 			}
-			if v.last != lastOf[name] {
+			if v.last != o.last[name] {
 				fmt.Fprintf(&b, "~%d", v.last.Minor)
 			}
 			b.WriteString("=" + v.typ)
