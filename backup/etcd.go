@@ -181,8 +181,12 @@ func (e *ExpiredError) Error() string {
 	return fmt.Sprintf("the client certificate of %s expired at %s; renew it with kubeadm certs renew", e.Subject, e.NotAfter.UTC().Format(time.RFC3339))
 }
 
-// BlockedError is a finding that stands in the way of a backup and can be waived by its ID.
-type BlockedError struct{ Findings []Blocker }
+// BlockedError is a finding that stands in the way of a backup, or of a restore, and can be waived by its ID.
+type BlockedError struct {
+	Findings []Blocker
+	// Undone says what was not done; empty means that no backup was taken.
+	Undone string
+}
 
 // Blocker is one such finding.
 type Blocker struct {
@@ -192,9 +196,13 @@ type Blocker struct {
 	Message, Remedy string
 }
 
+func blockedRestore(found ...Blocker) error {
+	return &BlockedError{Findings: found, Undone: "nothing was restored"}
+}
+
 func (e *BlockedError) Error() string {
 	var b strings.Builder
-	b.WriteString("no backup was taken:")
+	b.WriteString(cmp.Or(e.Undone, "no backup was taken") + ":")
 	for _, f := range e.Findings {
 		fmt.Fprintf(&b, "\n  %s: %s; %s (or go on with --accept=%s)", f.ID, f.Message, f.Remedy, f.ID)
 	}
@@ -393,7 +401,7 @@ func (c *etcdCluster) choose(ctx context.Context, accept []string) (*member, []B
 		}
 	}
 	if len(open) > 0 {
-		return nil, found, &BlockedError{open}
+		return nil, found, &BlockedError{Findings: open}
 	}
 	return m, found, nil
 }

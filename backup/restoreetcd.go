@@ -62,7 +62,11 @@ type EtcdRestoreReport struct {
 	// Members are the names of the new membership.
 	Members []string `json:"members"`
 	// Kept names the old data of each node, as NODE:PATH; remove it when it is no longer needed.
-	Kept []string `json:"kept"`
+	Kept []string `json:"kept,omitempty"`
+	// Silent are nodes whose kubelets did not report again while the restore waited for them.
+	Silent []string `json:"silent,omitempty"`
+	// Notes name what is not as it was on nodes that were lost.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // target is what was learned of a node before anything was stopped. It is
@@ -76,7 +80,9 @@ type target struct {
 	// APIPort is the apiserver's.
 	APIPort int `json:"apiPort"`
 	// EtcdImage is what the manifest runs.
-	EtcdImage string `json:"etcdImage"`
+	EtcdImage string `json:"etcdImage,omitempty"`
+	// Address is the machine's, where it becomes a node only now.
+	Address string `json:"address,omitempty"`
 }
 
 // etcdRestore is a RestoreEtcd under way.
@@ -91,6 +97,28 @@ type etcdRestore struct {
 	hosts   map[string]host.Host
 	r       *EtcdRestoreReport
 	etcd    *EtcdAccess
+
+	// What differs between the kinds of restore: the prefix of a run's name, what
+	// is read of the backup at each start, what is looked at before a run begins,
+	// and the steps of it.
+	prefix string
+	learn  func() error
+	lookAt func(context.Context) ([]target, error)
+	plan   func() []restoreStep
+}
+
+// restoreStep is one journaled step. name is its identity in the journal, msg what people read.
+type restoreStep struct {
+	name, msg string
+	run       func(context.Context) error
+}
+
+func newEtcdRestore(o EtcdRestoreOptions) etcdRestore {
+	x := etcdRestore{o: o, sink: event.Or(o.Sink), done: map[string]bool{}, hosts: map[string]host.Host{}, r: &EtcdRestoreReport{}}
+	for _, h := range o.Hosts {
+		x.hosts[h.Name()] = h
+	}
+	return x
 }
 
 // controlPlaneComponents are the static pods that are stopped and started, in
@@ -125,19 +153,30 @@ func RestoreEtcd(ctx context.Context, dir string, o EtcdRestoreOptions) (*EtcdRe
 	if o.Timeout <= 0 {
 		o.Timeout = 5 * time.Minute
 	}
-	x := &etcdRestore{o: o, sink: event.Or(o.Sink), done: map[string]bool{}, hosts: map[string]host.Host{}, r: &EtcdRestoreReport{}}
-	for _, h := range o.Hosts {
-		x.hosts[h.Name()] = h
-	}
+	x := newEtcdRestore(o)
+	x.prefix, x.learn, x.lookAt, x.plan = "restore-", func() error { return nil }, x.look, x.steps
+	return x.restore(ctx, dir)
+}
+
+// restore carries a restore out, or goes on with one that was begun.
+func (x *etcdRestore) restore(ctx context.Context, dir string) (*EtcdRestoreReport, error) {
 	if err := x.open(ctx, dir); err != nil {
 		return nil, err
 	}
 	defer x.j.Close()
+	start := time.Now()
+	e := event.Event{Time: start, Type: event.RunStarted, Run: x.run, Msg: fmt.Sprintf("restore of cluster %s to its state at %s (run %s)", x.src.m.Cluster, x.src.m.Started.Format(time.RFC3339), x.run)}
+	x.sink.Emit(e)
 	err := x.carryOut(ctx)
+	e.Type, e.Time, e.Elapsed = event.RunFinished, time.Now(), time.Since(start)
 	if err != nil {
-		return x.r, &UnfinishedError{Journal: o.Journal, Err: err}
+		err = &UnfinishedError{Journal: x.o.Journal, Err: err}
+		e.Msg = "the restore stopped before its end, and can be gone on with"
+	} else {
+		e.Msg = "cluster " + x.src.m.Cluster + " is restored"
 	}
-	return x.r, nil
+	x.sink.Emit(e)
+	return x.r, err
 }
 
 // open checks the backup and the nodes, and opens or begins the journal.
@@ -153,9 +192,12 @@ func (x *etcdRestore) open(ctx context.Context, dir string) error {
 		return err
 	}
 	if e := entry(dir); e.Level < Restored && !slices.Contains(x.o.Accept, NotRestored) {
-		return &BlockedError{[]Blocker{{ID: NotRestored, Message: "nobody ever restored this backup", Remedy: "prove that it can be: belay backup verify " + dir + " --level restored"}}}
+		return blockedRestore(Blocker{ID: NotRestored, Message: "nobody ever restored this backup", Remedy: "prove that it can be: belay backup verify " + dir + " --level restored"})
 	}
-	header := journal.Header{Plan: x.src.m.Digest, Run: "restore-" + time.Now().UTC().Format("20060102T150405Z"), Lineage: x.src.m.Lineage, Tool: x.o.Tool}
+	if err := x.learn(); err != nil {
+		return err
+	}
+	header := journal.Header{Plan: x.src.m.Digest, Run: x.prefix + time.Now().UTC().Format("20060102T150405Z"), Lineage: x.src.m.Lineage, Tool: x.o.Tool}
 	j, records, err := journal.Open(x.o.Journal)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -200,7 +242,7 @@ func (x *etcdRestore) open(ctx context.Context, dir string) error {
 }
 
 func (x *etcdRestore) begin(ctx context.Context, h journal.Header) error {
-	targets, err := x.look(ctx)
+	targets, err := x.lookAt(ctx)
 	if err != nil {
 		return err
 	}
@@ -299,7 +341,7 @@ func (x *etcdRestore) checkIdentity(ctx context.Context, h host.Host) error {
 			return err
 		}
 		if string(kept) != string(live) && !slices.Contains(x.o.Accept, OtherCluster) {
-			return &BlockedError{[]Blocker{{ID: OtherCluster, Message: fmt.Sprintf("node %s has another cluster CA than the one in the backup", h.Name()), Remedy: "check the inventory"}}}
+			return blockedRestore(Blocker{ID: OtherCluster, Message: fmt.Sprintf("node %s has another cluster CA than the one in the backup", h.Name()), Remedy: "check the inventory"})
 		}
 		return nil
 	}
@@ -391,74 +433,78 @@ func (x *etcdRestore) checkRoom(ctx context.Context, h host.Host, dataDir string
 // carryOut does all steps that the journal does not show as done.
 func (x *etcdRestore) carryOut(ctx context.Context) error {
 	x.r.Run = x.run
-	if x.etcd == nil {
-		var err error
-		if x.etcd, err = DiscoverEtcd(ctx, x.o.Hosts, ""); err != nil {
-			return err
-		}
-	}
-	type step struct {
-		name string
-		run  func(context.Context) error
-	}
-	var steps []step
-	// Component by component over all nodes: no apiserver writes while another node's etcd is already stopped.
-	for _, c := range controlPlaneComponents {
-		steps = append(steps, step{"stop/" + c, func(ctx context.Context) error {
-			return x.onEach(ctx, func(ctx context.Context, t target, h host.Host) error { return x.stop(ctx, h, c) })
-		}})
-	}
-	for _, t := range x.targets {
-		steps = append(steps, step{"data/" + t.Node, func(ctx context.Context) error { return x.data(ctx, t, x.hosts[t.Node]) }})
-	}
-	steps = append(steps,
-		step{"swap", func(ctx context.Context) error { return x.onEach(ctx, x.swap) }},
-		step{"start/etcd", func(ctx context.Context) error {
-			return x.onEach(ctx, func(ctx context.Context, _ target, h host.Host) error { return x.start(ctx, h, "etcd") })
-		}},
-		step{"quorum", x.quorum},
-	)
-	for _, c := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
-		steps = append(steps, step{"start/" + c, func(ctx context.Context) error {
-			return x.onEach(ctx, func(ctx context.Context, _ target, h host.Host) error { return x.start(ctx, h, c) })
-		}})
-		if c == "kube-apiserver" {
-			steps = append(steps, step{"apiserver-ready", func(ctx context.Context) error { return x.onEach(ctx, x.apiReady) }})
-		}
-	}
-	steps = append(steps, step{"verify", x.verify})
+	steps := x.plan()
 	for i, s := range steps {
 		if x.done[s.name] && s.name != "verify" {
 			continue
 		}
-		if err := x.step(ctx, s.name, i+1, len(steps), s.run); err != nil {
+		if err := x.step(ctx, s, i+1, len(steps)); err != nil {
 			return err
 		}
 	}
 	for _, t := range x.targets {
 		x.r.Members = append(x.r.Members, t.Member)
-		x.r.Kept = append(x.r.Kept, t.Node+":"+x.keptDir(t))
+		if t.Address == "" { // a new machine had no data before
+			x.r.Kept = append(x.r.Kept, t.Node+":"+x.keptDir(t))
+		}
 	}
 	return nil
 }
 
-func (x *etcdRestore) step(ctx context.Context, name string, i, n int, run func(context.Context) error) error {
+// steps are those of a restore in place.
+func (x *etcdRestore) steps() []restoreStep {
+	var steps []restoreStep
+	// Component by component over all nodes: no apiserver writes while another node's etcd is already stopped.
+	for _, c := range controlPlaneComponents {
+		steps = append(steps, restoreStep{"stop/" + c, "stop " + c + " on all control plane nodes", func(ctx context.Context) error {
+			return x.onEach(ctx, func(ctx context.Context, _ target, h host.Host) error { return x.stop(ctx, h, c) })
+		}})
+	}
+	for _, t := range x.targets {
+		steps = append(steps, restoreStep{"data/" + t.Node, "make etcd's data of the snapshot and send it to " + t.Node, func(ctx context.Context) error { return x.data(ctx, t, x.hosts[t.Node]) }})
+	}
+	start := func(c string) restoreStep {
+		return restoreStep{"start/" + c, "let the kubelets start " + c, func(ctx context.Context) error {
+			return x.onEach(ctx, func(ctx context.Context, _ target, h host.Host) error { return x.start(ctx, h, c) })
+		}}
+	}
+	return append(steps,
+		restoreStep{"swap", "move the old data aside and the restored data in", func(ctx context.Context) error { return x.onEach(ctx, x.swap) }},
+		start("etcd"),
+		restoreStep{"quorum", "wait until every etcd member serves exactly the backup's keys", x.quorum},
+		start("kube-apiserver"),
+		restoreStep{"apiserver-ready", "wait until every kube-apiserver is ready", func(ctx context.Context) error { return x.onEach(ctx, x.apiReady) }},
+		start("kube-controller-manager"),
+		start("kube-scheduler"),
+		restoreStep{"verify", "prove that the controllers lead and write again", x.verify},
+	)
+}
+
+// reach finds out how to talk to the restored members.
+func (x *etcdRestore) reach(ctx context.Context) (err error) {
+	if x.etcd == nil {
+		x.etcd, err = DiscoverEtcd(ctx, x.o.Hosts, "")
+	}
+	return err
+}
+
+func (x *etcdRestore) step(ctx context.Context, s restoreStep, i, n int) error {
 	start := time.Now()
-	e := event.Event{Time: start, Type: event.StepStarted, Run: x.run, Step: name, Index: i, Total: n}
+	e := event.Event{Time: start, Type: event.StepStarted, Run: x.run, Step: s.name, Msg: s.msg, Index: i, Total: n}
 	x.sink.Emit(e)
-	if err := x.j.Append(journal.Record{Step: name, Kind: journal.Intent}); err != nil {
+	if err := x.j.Append(journal.Record{Step: s.name, Kind: journal.Intent}); err != nil {
 		return err
 	}
-	err := run(ctx)
+	err := s.run(ctx)
 	e.Time, e.Elapsed = time.Now(), time.Since(start)
 	if err != nil {
 		e.Type, e.Err = event.StepFailed, err.Error()
 		x.sink.Emit(e)
-		return errors.Join(fmt.Errorf("%s: %w", name, err), x.j.Append(journal.Record{Step: name, Kind: journal.Failed, Error: err.Error()}))
+		return errors.Join(fmt.Errorf("%s: %w", s.msg, err), x.j.Append(journal.Record{Step: s.name, Kind: journal.Failed, Error: err.Error()}))
 	}
 	e.Type = event.StepDone
 	x.sink.Emit(e)
-	return x.j.Append(journal.Record{Step: name, Kind: journal.Outcome})
+	return x.j.Append(journal.Record{Step: s.name, Kind: journal.Outcome})
 }
 
 // onEach works on all nodes side by side.
@@ -684,6 +730,9 @@ func (x *etcdRestore) swap(ctx context.Context, t target, h host.Host) error {
 // quorum waits until every member serves, with exactly the new membership and
 // exactly the backup's keys at the restored revision.
 func (x *etcdRestore) quorum(ctx context.Context) error {
+	if err := x.reach(ctx); err != nil {
+		return err
+	}
 	e := x.src.m.Etcd
 	rev := e.Revision + RevisionBump
 	for _, ep := range x.etcd.Endpoints {
@@ -764,6 +813,9 @@ func nodeAPI(ctx context.Context, t target, h host.Host) (*apiClient, error) {
 // verify proves that the restored cluster works: every apiserver shows the
 // backup's identity, and the controllers write again.
 func (x *etcdRestore) verify(ctx context.Context) error {
+	if err := x.reach(ctx); err != nil {
+		return err
+	}
 	x.r.Revision, x.r.Keys = x.src.m.Etcd.Revision+RevisionBump, x.src.m.Etcd.TotalKeys
 	ep := x.etcd.Endpoints[0]
 	cli, err := connect(ep, x.etcd.TLS)

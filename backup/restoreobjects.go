@@ -186,7 +186,7 @@ func RestoreObjects(ctx context.Context, dir string, o RestoreOptions) (*Objects
 	}
 	defer x.live.api.http.CloseIdleConnections()
 	if x.src.lineage() != x.live.lineage() && !slices.Contains(o.Accept, OtherCluster) {
-		return nil, &BlockedError{[]Blocker{{ID: OtherCluster, Message: (&LineageError{What: dir, Got: x.src.lineage(), Want: x.live.lineage()}).Error(), Remedy: "check the kubeconfig"}}}
+		return nil, blockedRestore(Blocker{ID: OtherCluster, Message: (&LineageError{What: dir, Got: x.src.lineage(), Want: x.live.lineage()}).Error(), Remedy: "check the kubeconfig"})
 	}
 	parts, err := x.selected()
 	if err != nil {

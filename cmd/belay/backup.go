@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/belayops/belay/backup"
-	"github.com/belayops/belay/internal/bundle"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeversion"
 	"github.com/belayops/belay/internal/render"
@@ -77,11 +75,7 @@ func (d *deps) bundleBinaries(dir string) func(kubeversion.V) (backup.Binaries, 
 		if dir != "" {
 			return backup.FindBinaries(dir)
 		}
-		cache, err := d.cacheDir()
-		if err != nil {
-			return backup.Binaries{}, err
-		}
-		b, err := bundle.Find(filepath.Join(cache, "bundles"), v, "")
+		b, err := d.bundleOf(v)
 		if err != nil {
 			return backup.Binaries{}, err
 		}
@@ -485,172 +479,4 @@ func printDiff(w io.Writer, r *backup.Diff) error {
 	}
 	_, err := fmt.Fprintf(w, "%d differences in %d objects\n", len(rows), r.Compared)
 	return err
-}
-
-func newBackupRestoreCmd(d *deps) *cobra.Command {
-	var format render.Format
-	var keys backupKeys
-	var o backup.RestoreOptions
-	var etcd bool
-	var confirm, tempDir string
-	cmd := &cobra.Command{
-		Use:   "restore DIR (--objects PATTERN | --etcd)",
-		Short: "Bring objects, or the whole cluster's data, back from a backup",
-		Long: `With --objects, applies selected objects of a backup to the cluster with a server-side apply:
-namespaces and custom resource definitions first, webhooks last. An object that
-is there and differs is left alone unless --overwrite is given. Objects that a
-controller makes are left to it.
-
-A pattern is RESOURCE/NAME for cluster-wide objects and RESOURCE/NAMESPACE/NAME
-for others; each element may have * and ?.
-
-With --etcd, sets the whole cluster's data back: stops the control plane on all
-nodes, gives every etcd member the backup's data with one new membership and a
-revision so far forward that every watcher starts anew, starts all again, and
-waits until it works. What was written after the backup is lost. The cluster's
-name must be typed. The old data stays on the nodes, and its place is told. After
-an interruption the same command goes on.`,
-		Example: `  belay backup restore backups/demo-20261201T001530Z --objects 'deployments.apps/shop/*' --dry-run
-  belay backup restore backups/demo-20261201T001530Z --objects namespaces/shop --objects '*/shop/*'
-  belay backup restore backups/demo-20261201T001530Z --etcd --inventory hosts.yaml`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if len(o.Patterns) == 0 && !etcd {
-				return usagef("say what to restore: --objects 'deployments.apps/shop/*', or --etcd")
-			}
-			if etcd && (o.DryRun || o.Overwrite) {
-				return usagef("--dry-run and --overwrite are for --objects")
-			}
-			if o.Identities, err = keys.open(d); err != nil {
-				return err
-			}
-			if etcd {
-				return d.restoreEtcd(cmd.Context(), args[0], confirm, tempDir, format, o)
-			}
-			if o.REST, err = d.restConfig(); err != nil {
-				return err
-			}
-			o.Sink = d.sink()
-			r, err := backup.RestoreObjects(cmd.Context(), args[0], o)
-			if blocked := (*backup.BlockedError)(nil); errors.As(err, &blocked) {
-				return &codedError{err: err, code: exitBlocked}
-			}
-			if err != nil {
-				return err
-			}
-			if err := render.Value(d.out, format, r, func(w io.Writer) error { return printRestored(w, r) }); err != nil {
-				return err
-			}
-			switch {
-			case r.Count[backup.ActionFailed] > 0:
-				return fmt.Errorf("%d objects were not restored", r.Count[backup.ActionFailed])
-			case r.Count[backup.ActionDiffers] > 0:
-				return &codedError{err: fmt.Errorf("%d objects are there and differ, and were left alone", r.Count[backup.ActionDiffers]), code: exitBlocked}
-			case len(r.Objects) == 0:
-				return errors.New("the backup holds no object that is selected")
-			}
-			return nil
-		},
-	}
-	f := cmd.Flags()
-	f.StringArrayVar(&o.Patterns, "objects", nil, "which objects to restore (repeatable)")
-	f.BoolVar(&etcd, "etcd", false, "set the whole cluster's data back, on all control plane nodes")
-	f.StringVar(&confirm, "confirm", "", "the cluster's name, with --etcd, instead of typing it when asked")
-	f.StringVar(&tempDir, "temp-dir", "", "where data lies before it is sent to the nodes, with --etcd (default: the system's)")
-	cmd.MarkFlagsMutuallyExclusive("objects", "etcd")
-	f.BoolVar(&o.DryRun, "dry-run", false, "let the server say what would happen, and change nothing")
-	f.BoolVar(&o.Overwrite, "overwrite", false, "set back objects that were changed after the backup")
-	f.StringSliceVar(&o.Accept, "accept", nil, "go on in spite of this finding (repeatable)")
-	keys.add(f)
-	d.addClusterFlags(cmd)
-	render.AddFormatFlag(f, &format, render.Table, render.JSON, render.YAML)
-	return cmd
-}
-
-func printRestored(w io.Writer, r *backup.ObjectsReport) error {
-	var rows [][]string
-	for _, o := range r.Objects {
-		detail := strings.Join(o.Fields, ", ")
-		if o.Note != "" {
-			detail = strings.TrimPrefix(detail+"; "+o.Note, "; ")
-		}
-		rows = append(rows, []string{o.Action, o.Resource, o.Object, detail})
-	}
-	if err := render.Rows(w, []string{"ACTION", "RESOURCE", "OBJECT", "DETAIL"}, rows); err != nil {
-		return err
-	}
-	if r.DryRun {
-		fmt.Fprintln(w, "dry run: nothing was changed")
-	}
-	return nil
-}
-
-// restoreEtcd carries out backup restore --etcd.
-func (d *deps) restoreEtcd(ctx context.Context, dir, confirm, tempDir string, format render.Format, o backup.RestoreOptions) error {
-	m, err := backup.ReadManifest(dir)
-	if err != nil {
-		return err
-	}
-	inv, err := d.hosts()
-	if err != nil {
-		return err
-	}
-	if inv == nil {
-		return usagef("--etcd works on the control plane nodes: give --inventory FILE or --cluster NAME")
-	}
-	var all []host.Host
-	for _, n := range inv.Names() {
-		h, err := inv.Host(ctx, n)
-		if err != nil {
-			return err
-		}
-		all = append(all, h)
-	}
-	hosts, err := backup.EtcdHosts(ctx, all)
-	if err != nil {
-		return err
-	}
-	if err := d.confirmCluster(m, hosts, confirm); err != nil {
-		return err
-	}
-	r, err := backup.RestoreEtcd(ctx, dir, backup.EtcdRestoreOptions{
-		Hosts: hosts, Journal: filepath.Join(d.home(), "restores", m.Lineage+".jsonl"), Identities: o.Identities, Accept: o.Accept,
-		TempDir: tempDir, Tool: buildVersion().Version, Sink: d.sink(),
-	})
-	if blocked := (*backup.BlockedError)(nil); errors.As(err, &blocked) {
-		return &codedError{err: err, code: exitBlocked}
-	}
-	if unfinished := (*backup.UnfinishedError)(nil); errors.As(err, &unfinished) {
-		return &codedError{err: err, code: exitStopped, next: "belay backup restore " + dir + " --etcd"}
-	}
-	if err != nil {
-		return err
-	}
-	return render.Value(d.out, format, r, func(w io.Writer) error {
-		fmt.Fprintf(w, "restored %d keys on %s, revision %d\n", r.Keys, strings.Join(r.Members, ", "), r.Revision)
-		for _, k := range r.Kept {
-			fmt.Fprintf(w, "old data: %s (remove it when it is no longer needed)\n", k)
-		}
-		return nil
-	})
-}
-
-// confirmCluster has the cluster's name typed: what was written since the backup is about to be lost.
-func (d *deps) confirmCluster(m *backup.Manifest, hosts []host.Host, typed string) error {
-	if typed == "" {
-		names := make([]string, len(hosts))
-		for i, h := range hosts {
-			names[i] = h.Name()
-		}
-		fmt.Fprintf(d.err, "This sets the data of cluster %s on %s back to %s.\nEverything that was written since is lost. Type the cluster's name to go on: ", m.Cluster, strings.Join(names, ", "), m.Started.Format(time.RFC3339))
-		line, err := bufio.NewReader(io.LimitReader(d.in, 1024)).ReadString('\n')
-		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("read the confirmation: %w", err)
-		}
-		typed = strings.TrimSpace(line)
-	}
-	if typed != m.Cluster {
-		return usagef("%q is not the name of the cluster in the backup, %q: nothing was changed", typed, m.Cluster)
-	}
-	return nil
 }

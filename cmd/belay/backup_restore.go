@@ -1,0 +1,300 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/belayops/belay/backup"
+	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/inventory"
+	"github.com/belayops/belay/internal/kubeversion"
+	"github.com/belayops/belay/internal/render"
+	"github.com/belayops/belay/provision"
+)
+
+func newBackupRestoreCmd(d *deps) *cobra.Command {
+	var format render.Format
+	var keys backupKeys
+	var o backup.RestoreOptions
+	var etcd, prepared bool
+	var confirm, tempDir, onto string
+	cmd := &cobra.Command{
+		Use:   "restore DIR (--objects PATTERN | --etcd)",
+		Short: "Bring objects, or the whole cluster's data, back from a backup",
+		Long: `With --objects, applies selected objects of a backup to the cluster with a server-side apply:
+namespaces and custom resource definitions first, webhooks last. An object that
+is there and differs is left alone unless --overwrite is given. Objects that a
+controller makes are left to it.
+
+A pattern is RESOURCE/NAME for cluster-wide objects and RESOURCE/NAMESPACE/NAME
+for others; each element may have * and ?.
+
+With --etcd, sets the whole cluster's data back: stops the control plane on all
+nodes, gives every etcd member the backup's data with one new membership and a
+revision so far forward that every watcher starts anew, starts all again, and
+waits until it works. What was written after the backup is lost. The cluster's
+name must be typed. The old data stays on the nodes, and its place is told. After
+an interruption the same command goes on.
+
+With --etcd --onto FILE, makes the control plane anew on other machines, for when
+all control plane nodes are lost. FILE is an inventory of these machines: each
+becomes a control plane node under its name and IP address there. They get
+containerd, kubelet and kubeadm from the bundle of the cluster's version, unless
+--prepared says that they have them; the cluster's keys, and certificates for
+their own addresses; and the backup's etcd data. Point the balancer or name of the
+control plane at them, before or while it waits for that: then workers come back
+by themselves, and their pods were never stopped.`,
+		Example: `  belay backup restore backups/demo-20261201T001530Z --objects 'deployments.apps/shop/*' --dry-run
+  belay backup restore backups/demo-20261201T001530Z --objects namespaces/shop --objects '*/shop/*'
+  belay backup restore backups/demo-20261201T001530Z --etcd --inventory hosts.yaml
+  belay backup restore backups/demo-20261201T001530Z --etcd --onto new-machines.yaml -i backup-key.txt`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if len(o.Patterns) == 0 && !etcd {
+				return usagef("say what to restore: --objects 'deployments.apps/shop/*', or --etcd")
+			}
+			if etcd && (o.DryRun || o.Overwrite) {
+				return usagef("--dry-run and --overwrite are for --objects")
+			}
+			if !etcd && (onto != "" || prepared) {
+				return usagef("--onto and --prepared go with --etcd")
+			}
+			if prepared && onto == "" {
+				return usagef("--prepared goes with --onto: the nodes of a cluster are prepared")
+			}
+			if o.Identities, err = keys.open(d); err != nil {
+				return err
+			}
+			if etcd {
+				return d.restoreEtcd(cmd.Context(), etcdRestoreFlags{dir: args[0], confirm: confirm, tempDir: tempDir, onto: onto, prepared: prepared, format: format}, o)
+			}
+			if o.REST, err = d.restConfig(); err != nil {
+				return err
+			}
+			o.Sink = d.sink()
+			r, err := backup.RestoreObjects(cmd.Context(), args[0], o)
+			if blocked := (*backup.BlockedError)(nil); errors.As(err, &blocked) {
+				return &codedError{err: err, code: exitBlocked}
+			}
+			if err != nil {
+				return err
+			}
+			if err := render.Value(d.out, format, r, func(w io.Writer) error { return printRestored(w, r) }); err != nil {
+				return err
+			}
+			switch {
+			case r.Count[backup.ActionFailed] > 0:
+				return fmt.Errorf("%d objects were not restored", r.Count[backup.ActionFailed])
+			case r.Count[backup.ActionDiffers] > 0:
+				return &codedError{err: fmt.Errorf("%d objects are there and differ, and were left alone", r.Count[backup.ActionDiffers]), code: exitBlocked}
+			case len(r.Objects) == 0:
+				return errors.New("the backup holds no object that is selected")
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&o.Patterns, "objects", nil, "which objects to restore (repeatable)")
+	f.BoolVar(&etcd, "etcd", false, "set the whole cluster's data back, on all control plane nodes")
+	f.StringVar(&confirm, "confirm", "", "the cluster's name, with --etcd, instead of typing it when asked")
+	f.StringVar(&tempDir, "temp-dir", "", "where data lies before it is sent to the nodes, with --etcd (default: the system's)")
+	f.StringVar(&onto, "onto", "", "inventory file of machines to make the lost control plane anew on, with --etcd")
+	f.BoolVar(&prepared, "prepared", false, "the machines of --onto have containerd, kubelet, kubeadm and images of the cluster's version already")
+	cmd.MarkFlagsMutuallyExclusive("objects", "etcd")
+	cmd.MarkFlagsMutuallyExclusive("onto", "cluster")
+	cmd.MarkFlagsMutuallyExclusive("onto", "inventory")
+	cmd.MarkFlagsMutuallyExclusive("onto", "kubeconfig")
+	f.BoolVar(&o.DryRun, "dry-run", false, "let the server say what would happen, and change nothing")
+	f.BoolVar(&o.Overwrite, "overwrite", false, "set back objects that were changed after the backup")
+	f.StringSliceVar(&o.Accept, "accept", nil, "go on in spite of this finding (repeatable)")
+	keys.add(f)
+	d.addClusterFlags(cmd)
+	render.AddFormatFlag(f, &format, render.Table, render.JSON, render.YAML)
+	return cmd
+}
+
+func printRestored(w io.Writer, r *backup.ObjectsReport) error {
+	var rows [][]string
+	for _, o := range r.Objects {
+		detail := strings.Join(o.Fields, ", ")
+		if o.Note != "" {
+			detail = strings.TrimPrefix(detail+"; "+o.Note, "; ")
+		}
+		rows = append(rows, []string{o.Action, o.Resource, o.Object, detail})
+	}
+	if err := render.Rows(w, []string{"ACTION", "RESOURCE", "OBJECT", "DETAIL"}, rows); err != nil {
+		return err
+	}
+	if r.DryRun {
+		fmt.Fprintln(w, "dry run: nothing was changed")
+	}
+	return nil
+}
+
+// etcdRestoreFlags are the flags of backup restore --etcd.
+type etcdRestoreFlags struct {
+	dir, confirm, tempDir, onto string
+	prepared                    bool
+	format                      render.Format
+}
+
+// restoreEtcd carries out backup restore --etcd.
+func (d *deps) restoreEtcd(ctx context.Context, fl etcdRestoreFlags, o backup.RestoreOptions) error {
+	m, err := backup.ReadManifest(fl.dir)
+	if err != nil {
+		return err
+	}
+	var r *backup.EtcdRestoreReport
+	if fl.onto != "" {
+		r, err = d.restoreOnto(ctx, m, fl, o)
+	} else {
+		r, err = d.restoreInPlace(ctx, m, fl, o)
+	}
+	if blocked := (*backup.BlockedError)(nil); errors.As(err, &blocked) {
+		return &codedError{err: err, code: exitBlocked}
+	}
+	if unfinished := (*backup.UnfinishedError)(nil); errors.As(err, &unfinished) {
+		return &codedError{err: err, code: exitStopped, next: d.sameRestore(fl)}
+	}
+	if err != nil {
+		return err
+	}
+	return render.Value(d.out, fl.format, r, func(w io.Writer) error {
+		fmt.Fprintf(w, "restored %d keys on %s, revision %d\n", r.Keys, strings.Join(r.Members, ", "), r.Revision)
+		for _, k := range r.Kept {
+			fmt.Fprintf(w, "old data: %s (remove it when it is no longer needed)\n", k)
+		}
+		for _, n := range r.Notes {
+			fmt.Fprintf(w, "not as it was: %s\n", n)
+		}
+		for _, n := range r.Silent {
+			fmt.Fprintf(w, "not back yet: node %s\n", n)
+		}
+		return nil
+	})
+}
+
+// sameRestore is the command that goes on with a restore.
+func (d *deps) sameRestore(fl etcdRestoreFlags) string {
+	next := "belay backup restore " + fl.dir + " --etcd"
+	switch {
+	case fl.onto != "":
+		next += " --onto " + fl.onto
+	case d.clusterName != "":
+		next += " --cluster " + d.clusterName
+	case d.inventoryFile != "":
+		next += " --inventory " + d.inventoryFile
+	}
+	if fl.prepared {
+		next += " --prepared"
+	}
+	return next
+}
+
+// restoreInPlace restores on the machines that the cluster has.
+func (d *deps) restoreInPlace(ctx context.Context, m *backup.Manifest, fl etcdRestoreFlags, o backup.RestoreOptions) (*backup.EtcdRestoreReport, error) {
+	inv, err := d.hosts()
+	if err != nil {
+		return nil, err
+	}
+	if inv == nil {
+		return nil, usagef("--etcd works on the control plane nodes: give --inventory FILE or --cluster NAME")
+	}
+	var all []host.Host
+	for _, n := range inv.Names() {
+		h, err := inv.Host(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, h)
+	}
+	hosts, err := backup.EtcdHosts(ctx, all)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(hosts))
+	for i, h := range hosts {
+		names[i] = h.Name()
+	}
+	what := fmt.Sprintf("This sets the data of cluster %s on %s back to %s.\nEverything that was written since is lost.", m.Cluster, strings.Join(names, ", "), m.Started.Format(time.RFC3339))
+	if err := d.confirmCluster(m, what, fl.confirm); err != nil {
+		return nil, err
+	}
+	return backup.RestoreEtcd(ctx, fl.dir, backup.EtcdRestoreOptions{
+		Hosts: hosts, Journal: filepath.Join(d.home(), "restores", m.Lineage+".jsonl"), Identities: o.Identities, Accept: o.Accept,
+		TempDir: fl.tempDir, Tool: buildVersion().Version, Sink: d.sink(),
+	})
+}
+
+// restoreOnto makes the control plane anew on the machines of another inventory.
+func (d *deps) restoreOnto(ctx context.Context, m *backup.Manifest, fl etcdRestoreFlags, o backup.RestoreOptions) (*backup.EtcdRestoreReport, error) {
+	inv, err := inventory.Load(fl.onto)
+	if err != nil {
+		return nil, err
+	}
+	hosts := inv.Open()
+	d.closers = append(d.closers, hosts.Close)
+	what := fmt.Sprintf("This makes the control plane of cluster %s anew on %s, from its state at %s.\nIts old control plane nodes are taken for lost: they must never start again.", m.Cluster, strings.Join(inv.Names(), ", "), m.Started.Format(time.RFC3339))
+	if err := d.confirmCluster(m, what, fl.confirm); err != nil {
+		return nil, err
+	}
+	no := backup.NewMachinesOptions{
+		Journal: filepath.Join(d.home(), "restores", m.Lineage+"-new-machines.jsonl"), Identities: o.Identities, Accept: o.Accept,
+		TempDir: fl.tempDir, Tool: buildVersion().Version, Sink: d.sink(),
+	}
+	for _, n := range inv.Nodes {
+		h, err := hosts.Host(ctx, n.Name)
+		if err != nil {
+			return nil, err
+		}
+		no.Nodes = append(no.Nodes, backup.NewNode{Host: h, Address: n.Address, IgnorePreflight: inv.IgnorePreflightErrors})
+	}
+	if !fl.prepared {
+		b, err := d.bundleOf(m.Version)
+		if err != nil {
+			return nil, err
+		}
+		if !inv.Disposable && !b.Official() {
+			fmt.Fprintf(d.err, "warn the bundle of %s was built here and is not the official release; --prepared takes what is installed on the machines\n", m.Version.Bare())
+		}
+		no.Prepare = func(ctx context.Context, h host.Host, _ kubeversion.V, owner string) error {
+			_, err := provision.Prepare(ctx, h, provision.PrepareOptions{Bundle: b, Role: provision.RoleControlPlane, Cluster: m.Cluster, Owner: owner, Sink: d.sink()})
+			return err
+		}
+	}
+	return backup.RestoreNewMachines(ctx, fl.dir, no)
+}
+
+// bundleOf finds the bundle of a version in the cache.
+func (d *deps) bundleOf(v kubeversion.V) (*bundle.Bundle, error) {
+	cache, err := d.cacheDir()
+	if err != nil {
+		return nil, err
+	}
+	return bundle.Find(filepath.Join(cache, "bundles"), v, "")
+}
+
+// confirmCluster has the cluster's name typed: what stands in what cannot be undone.
+func (d *deps) confirmCluster(m *backup.Manifest, what, typed string) error {
+	if typed == "" {
+		fmt.Fprintf(d.err, "%s Type the cluster's name to go on: ", what)
+		line, err := bufio.NewReader(io.LimitReader(d.in, 1024)).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("read the confirmation: %w", err)
+		}
+		typed = strings.TrimSpace(line)
+	}
+	if typed != m.Cluster {
+		return usagef("%q is not the name of the cluster in the backup, %q: nothing was changed", typed, m.Cluster)
+	}
+	return nil
+}

@@ -1,0 +1,48 @@
+package provision
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/host"
+)
+
+// PrepareOptions say what Prepare puts onto a machine.
+type PrepareOptions struct {
+	Bundle *bundle.Bundle
+	// Role is the node's: it decides which images it gets.
+	Role string
+	// Cluster is for messages. Owner (NAME/ID) is written onto the machine, and one that another owner's mark is on is
+	// refused; so is one that has a Kubernetes node on it and no mark.
+	Cluster, Owner string
+	Sink           event.Sink
+}
+
+// Prepare makes a machine ready for kubeadm, as Up does with each of its nodes: files, services and images of a bundle.
+// It may be repeated. Whether kubelets bear cgroup v1 or swap is not judged: that is the cluster's kubelet configuration's to say.
+func Prepare(ctx context.Context, h host.Host, o PrepareOptions) (string, error) {
+	u := &up{sink: event.Or(o.Sink), now: time.Now, spec: &Spec{Name: o.Cluster}, b: o.Bundle, run: "prepare/" + h.Name()}
+	f, err := gatherFacts(ctx, h)
+	if err != nil {
+		return "", err
+	}
+	if err := f.check(h.Name(), o.Cluster, o.Owner, o.Bundle.Manifest().Arch); err != nil {
+		return "", err
+	}
+	n := &node{name: h.Name(), role: o.Role, h: h, facts: f}
+	if n.quirks, err = f.quirks(n.name, true, true, Quirks{}); err != nil {
+		return "", err
+	}
+	if err := h.WriteFile(ctx, ownerFile, []byte(o.Owner+"\n"), 0o644); err != nil {
+		return "", err
+	}
+	files, err := u.install(ctx, n)
+	if err != nil {
+		return "", err
+	}
+	images, err := u.images(ctx, n)
+	return strings.Trim(files+"; images: "+images, "; "), err
+}
