@@ -23,9 +23,11 @@ func (e *StaleError) Error() string {
 // Next is the command to run.
 func (e *StaleError) Next() string { return "belay plan --to " + e.To.Bare() + " -o plan.json" }
 
-// StoppedError is a run that ended before its last step and can be resumed.
+// StoppedError is a run that ended before its end and can be resumed.
 type StoppedError struct {
-	Run, Step string
+	Run string
+	// Step is empty after the last step.
+	Step string
 	// Begun says whether the step had begun; without it the cluster is as the step before left it.
 	Begun bool
 	Err   error
@@ -39,6 +41,9 @@ func (e *StoppedError) Error() string {
 		where = "in step " + e.Step
 	}
 	s := fmt.Sprintf("stopped %s: %v; no later step was begun", where, e.Err)
+	if e.Step == "" {
+		s = fmt.Sprintf("stopped after the last step, before the run's end was recorded: %v", e.Err)
+	}
 	for _, d := range e.Do {
 		s += "\n  first: " + d
 	}
@@ -140,3 +145,39 @@ func (e *ManualError) Error() string { return e.Err.Error() }
 
 // Unwrap gives the cause.
 func (e *ManualError) Unwrap() error { return e.Err }
+
+// BlockedError is a run that was not begun, because something that it relies on is missing. Nothing was changed.
+type BlockedError struct {
+	Err error
+	// Do is the command that mends it.
+	Do string
+}
+
+func (e *BlockedError) Error() string { return "the run was not begun: " + e.Err.Error() }
+
+// Unwrap gives the cause.
+func (e *BlockedError) Unwrap() error { return e.Err }
+
+// Next is the command to run.
+func (e *BlockedError) Next() string { return e.Do }
+
+// NoRunError is a run that is not in the directory of runs.
+type NoRunError struct {
+	// ID is empty when any run would have done.
+	ID, Dir string
+}
+
+func (e *NoRunError) Error() string {
+	if e.ID == "" {
+		return "there is no run in " + e.Dir
+	}
+	return fmt.Sprintf("there is no run %s in %s", e.ID, e.Dir)
+}
+
+// Next is the command to run.
+func (e *NoRunError) Next() string {
+	if e.ID == "" {
+		return "belay apply plan.json"
+	}
+	return "belay status"
+}

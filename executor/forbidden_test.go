@@ -1,6 +1,8 @@
 package executor
 
 import (
+	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -22,7 +24,8 @@ func TestRetryForbidden(t *testing.T) {
 		_, _ = w.Write(b)
 	}))
 	defer srv.Close()
-	client := &http.Client{Transport: &retryForbidden{next: http.DefaultTransport, limit: 200 * time.Millisecond, pause: time.Millisecond}}
+	rt := &retryForbidden{next: http.DefaultTransport, limit: 200 * time.Millisecond, pause: time.Millisecond}
+	client := &http.Client{Transport: rt}
 	post := func() (int, string) {
 		t.Helper()
 		calls.Store(0)
@@ -37,6 +40,14 @@ func TestRetryForbidden(t *testing.T) {
 		}
 		return resp.StatusCode, string(b)
 	}
+	refuse.Store(1)
+	if code, _ := post(); code != http.StatusForbidden || calls.Load() != 1 {
+		t.Errorf("nothing was ever taken from this user: %d after %d calls; want the refusal at once", code, calls.Load())
+	}
+	refuse.Store(0)
+	if code, _ := post(); code != 200 {
+		t.Fatalf("code %d", code)
+	}
 	refuse.Store(3)
 	if code, body := post(); code != 200 || body != "pod" || calls.Load() != 4 {
 		t.Errorf("a young apiserver: %d %q after %d calls; want the body sent again until it is taken", code, body, calls.Load())
@@ -44,5 +55,17 @@ func TestRetryForbidden(t *testing.T) {
 	refuse.Store(1 << 30)
 	if code, _ := post(); code != http.StatusForbidden || calls.Load() < 2 {
 		t.Errorf("no rights: %d after %d calls; want 403 in the end", code, calls.Load())
+	}
+
+	// A deadline that passes meanwhile is no refusal.
+	rt.limit = time.Minute
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := client.Do(req); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("at the deadline: %v, %v", resp, err)
 	}
 }

@@ -86,10 +86,14 @@ func (t *task) wait(ctx context.Context, s plan.Step, c condition.Condition, tim
 		OnChange: func(why string) { t.say(s, "waiting for %s: %s", c.Name, why) }})
 }
 
+func noBundle(v kubeversion.V) error {
+	return &BlockedError{Err: fmt.Errorf("the bundle of %s is not at hand", v), Do: "belay bundle build " + v.Bare()}
+}
+
 func (t *task) bundle(v kubeversion.V) (*bundle.Bundle, error) {
 	b := t.Bundles[v]
 	if b == nil {
-		return nil, fmt.Errorf("the bundle of %s is not at hand: belay bundle build %s", v, v.Bare())
+		return nil, noBundle(v)
 	}
 	return b, nil
 }

@@ -24,7 +24,11 @@ func (h backupGate) Apply(ctx context.Context, s plan.Step) error {
 	}
 	which, err := h.Backup(ctx, h.plan.Lineage, s.Params.BackupLevel, time.Duration(s.Params.BackupMaxAgeSeconds)*time.Second)
 	if err != nil {
-		return &ManualError{Err: fmt.Errorf("nothing is changed before there is a backup: %w", err), Do: []string{"belay backup create"}}
+		do := "belay backup create"
+		if n := (interface{ Next() string })(nil); errors.As(err, &n) && n.Next() != "" {
+			do = n.Next()
+		}
+		return &ManualError{Err: fmt.Errorf("nothing is changed before there is a backup: %w", err), Do: []string{do}}
 	}
 	h.say(s, "backup %s", which)
 	return nil

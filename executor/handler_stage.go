@@ -2,9 +2,11 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -23,6 +25,9 @@ func stagedPrograms() []string { return []string{"kubeadm", "kubelet", "kubectl"
 // stageWidth bounds how many nodes are staged at a time: the files come from one disk over one network.
 const stageWidth = 4
 
+// unpinPatience is how long a node may be out of reach at the end of a run before its images are left pinned.
+const unpinPatience = 30 * time.Second
+
 // stage copies a bundle's programs and images to nodes. Nothing runs from there yet, so that all of it is
 // in place, with its sums checked on the nodes, before the first change.
 type stage struct{ *task }
@@ -32,19 +37,22 @@ func (h stage) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error) {
 	if err != nil {
 		return Found{}, err
 	}
-	var missing, all int
+	var missing, unpinned, all int
 	for _, n := range s.Params.Nodes {
 		m, err := h.look(ctx, b, n)
 		if err != nil {
 			return Found{}, err
 		}
 		missing += len(m.programs) + len(m.images)
+		unpinned += len(m.unpinned)
 		all += len(stagedPrograms()) + len(h.images(b, n))
 	}
-	switch missing {
-	case 0:
+	switch {
+	case missing+unpinned == 0:
 		return found(Done, "every file is in place"), nil
-	case all:
+	case missing == 0:
+		return found(Partial, "%d images may be deleted by the kubelet's image collector", unpinned), nil
+	case missing == all:
 		return found(NotStarted, "no file is in place"), nil
 	}
 	return found(Partial, "%d of %d files are missing", missing, all), nil
@@ -62,6 +70,8 @@ func (h stage) images(b *bundle.Bundle, node string) []bundle.Image {
 type stageMissing struct {
 	programs []payload.File
 	images   []bundle.Image
+	// unpinned are there, or will be after images are imported, and not safe from the kubelet's image collector.
+	unpinned []bundle.Image
 }
 
 // look finds what a node lacks.
@@ -81,7 +91,14 @@ func (h stage) look(ctx context.Context, b *bundle.Bundle, node string) (out sta
 	if out.programs, err = payload.Differing(ctx, m, files); err != nil {
 		return out, err
 	}
-	out.images, err = payload.MissingImages(ctx, m, h.images(b, node))
+	images := h.images(b, node)
+	if out.images, err = payload.MissingImages(ctx, m, images); err != nil {
+		return out, err
+	}
+	// Nothing runs from a staged image until its turn comes, and a disk that fills up meanwhile makes the kubelet delete it.
+	// The sandbox image is left to containerd, which pins the one that it uses.
+	images = slices.DeleteFunc(images, func(i bundle.Image) bool { return i.Role == bundle.RolePause })
+	out.unpinned, err = payload.Unpinned(ctx, m, images)
 	return out, err
 }
 
@@ -128,7 +145,31 @@ func (h stage) node(ctx context.Context, s plan.Step, b *bundle.Bundle, node str
 			return err
 		}
 	}
+	for _, img := range miss.unpinned {
+		if err := payload.Pin(ctx, m, img.Ref, h.run); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// unpin gives the staged images of the whole plan back to the kubelet's image collector, when no step needs them any more.
+// An image that stays pinned costs disk and nothing else: the errors are for a warning.
+func (t *task) unpin(ctx context.Context) error {
+	var errs []error
+	for _, n := range t.plan.Basis.Nodes {
+		err := condition.Wait(ctx, condition.Condition{Name: "staged images to be unpinned", Check: func(ctx context.Context) error {
+			m, err := t.Machines.Host(ctx, n.Name)
+			if err != nil {
+				return err
+			}
+			return payload.Unpin(ctx, m, t.run)
+		}}, condition.Options{Timeout: min(unpinPatience, t.patience()), Interval: t.poll()})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("node %s: %w", n.Name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (h stage) Verify(s plan.Step) []condition.Condition {

@@ -94,7 +94,7 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 	for _, ref := range p.Bundles {
 		switch b := env.Bundles[ref.Version]; {
 		case b == nil:
-			return nil, fmt.Errorf("the bundle of %s is not at hand: belay bundle build %s", ref.Version, ref.Version.Bare())
+			return nil, noBundle(ref.Version)
 		case b.Digest() != ref.Digest:
 			diff = append(diff, fmt.Sprintf("bundle %s was %s, is %s", ref.Version.Bare(), cluster.ShortDigest(ref.Digest), cluster.ShortDigest(b.Digest())))
 		}
@@ -104,6 +104,20 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 	}
 	if err := env.reachable(ctx, p); err != nil {
 		return nil, err
+	}
+	// The gate itself asks again when its turn comes; here it keeps a run from being begun that could only stop.
+	t := &task{Env: &env, run: id, plan: p}
+	for _, step := range p.Steps {
+		if step.Kind != plan.BackupGate {
+			continue
+		}
+		if err := (backupGate{t}).Apply(ctx, step); err != nil {
+			blocked := &BlockedError{Err: err}
+			if manual := (*ManualError)(nil); errors.As(err, &manual) {
+				blocked.Do = manual.Do[0]
+			}
+			return nil, blocked
+		}
 	}
 	r := &Run{ID: id, Dir: filepath.Join(o.Dir, p.Lineage, id), Plan: p}
 	j, err := r.create(s, o)
@@ -215,7 +229,12 @@ func (r *Run) work(ctx context.Context, env Env, j *journal.Journal, st replayed
 	report.Outages = outages()
 	report.Seconds = o.now().Sub(start).Seconds()
 	if err == nil {
-		err = note(lp.log, "", journal.Note, endNote{stateFinished}, nil)
+		if uerr := t.unpin(ctx); uerr != nil {
+			sink.Emit(event.Event{Type: event.Warning, Run: r.ID, Msg: "images stay pinned in containerd, label belay.dev/run=" + r.ID, Err: uerr.Error()})
+		}
+		if nerr := note(lp.log, "", journal.Note, endNote{stateFinished}, nil); nerr != nil {
+			err = &StoppedError{Run: r.ID, Err: nerr}
+		}
 	}
 	interrupted := ctx.Err() != nil
 	cancel(nil)
@@ -307,10 +326,7 @@ func OpenRun(dir, id string) (*Run, error) {
 		}
 	}
 	if newest == nil {
-		if id == "" {
-			return nil, fmt.Errorf("there is no run in %s", dir)
-		}
-		return nil, fmt.Errorf("there is no run %s in %s", id, dir)
+		return nil, &NoRunError{ID: id, Dir: dir}
 	}
 	b, err := os.ReadFile(filepath.Join(newest.Dir, planFile))
 	if err != nil {
@@ -496,6 +512,10 @@ func (r *Run) Abort(ctx context.Context, env Env, o Options) (did []string, err 
 		if err := verify.RemoveCanary(ctx, env.Client, b.Name, condition.Options{Interval: env.poll()}); err != nil {
 			return did, err
 		}
+	}
+	// A machine may be the very reason for giving up: its images stay pinned then, which the sentence says.
+	if err := t.unpin(ctx); err != nil {
+		did = append(did, fmt.Sprintf("left images pinned in containerd, label belay.dev/run=%s: %v", r.ID, err))
 	}
 	return append(did, "ended run "+r.ID), note(j, "", journal.Note, endNote{stateAborted}, nil)
 }

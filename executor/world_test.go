@@ -88,7 +88,8 @@ type machine struct {
 	w      *world
 	name   string
 	files  map[string][]byte
-	images map[string]bool
+	images map[string]bool   // by reference
+	pins   map[string]string // the run that pinned it, by reference
 	units  map[string]*unitWork
 	// pid and version are the kubelet that runs.
 	pid      int
@@ -130,7 +131,7 @@ func newWorld(t testing.TB, controlPlanes, workers int) *world {
 		Spec: appsv1.DeploymentSpec{Replicas: &two}, Status: appsv1.DeploymentStatus{ReadyReplicas: 2}}, metav1.CreateOptions{})
 	create(err)
 	for _, n := range w.initial.Nodes {
-		m := &machine{w: w, name: n.Name, files: map[string][]byte{}, images: map[string]bool{}, units: map[string]*unitWork{}, pid: 100, version: v1363}
+		m := &machine{w: w, name: n.Name, files: map[string][]byte{}, images: map[string]bool{}, pins: map[string]string{}, units: map[string]*unitWork{}, pid: 100, version: v1363}
 		w.machines[n.Name] = m
 		for _, p := range stagedPrograms() {
 			m.files["/usr/bin/"+p] = []byte(p + " v1.36.3")
@@ -412,11 +413,20 @@ func (m *machine) run(argv []string, in []byte) (string, error) {
 	case a(0) == payload.CtrPath && a(4) == "list":
 		var refs []string
 		for r := range m.images {
-			refs = append(refs, r)
+			if by := m.pins[r]; a(6) == "" || by != "" && (strings.Contains(a(6), "pinned") || strings.Contains(a(6), by)) {
+				refs = append(refs, r)
+			}
 		}
 		return strings.Join(refs, "\n"), nil
 	case a(0) == payload.CtrPath && a(4) == "import":
 		m.images[string(in)] = true
+		return "", nil
+	case a(0) == payload.CtrPath && a(4) == "label" && m.images[a(5)]:
+		if _, run, _ := strings.Cut(a(7), "="); run != "" {
+			m.pins[a(5)] = run
+		} else {
+			delete(m.pins, a(5))
+		}
 		return "", nil
 	case a(0) == "systemctl" && a(1) == "show":
 		return fmt.Sprintf("MainPID=%d\nExecStart={ path=/usr/bin/kubelet ; argv[]=/usr/bin/kubelet ; }\n", m.pid), nil
@@ -543,6 +553,11 @@ func (m *machine) kubeadm(argv []string) UnitState {
 		m.files[kubeadm.KubeletConfig] = []byte("new")
 		return UnitSucceeded
 	}
+	for ref := range m.images {
+		if m.pins[ref] == "" && !strings.Contains(ref, "pause") {
+			m.w.t.Errorf("%s: kubeadm was started while the image collector may delete %s", m.name, ref)
+		}
+	}
 	for _, c := range kubeadm.Components() {
 		if _, ok := m.files[kubeadm.ManifestPath(c)]; !ok {
 			m.w.t.Errorf("%s: kubeadm was started without a manifest of %s", m.name, c)
@@ -596,6 +611,7 @@ func (w *world) end(t testing.TB) string {
 		}
 		fmt.Fprintf(&out, ", API says %s, cordoned %v, annotations %v, config %q, flags %q\n", n.Status.NodeInfo.KubeletVersion, n.Spec.Unschedulable, n.Annotations,
 			m.files[kubeadm.KubeletConfig], m.files[kubeadm.KubeletFlagsEnv])
+		fmt.Fprintf(&out, "%s has %d images, pinned %v\n", name, len(m.images), m.pins)
 	}
 	cm, err := w.client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "kubeadm-config", metav1.GetOptions{})
 	if err != nil {

@@ -127,7 +127,7 @@ func use(t *testing.T, home, name string, nodes int) {
 			t.Errorf("%s: kubelet %s", n.Name, v)
 		}
 	}
-	const image = "docker.io/belayops/sample:1.0"
+	const image = "docker.io/belayops/sample:1.1"
 	pods := a.cs.CoreV1().Pods(metav1.NamespaceDefault)
 	pod := func(name, node string, restart corev1.RestartPolicy, args ...string) {
 		t.Helper()

@@ -206,7 +206,7 @@ func TestGoModUnits(t *testing.T) {
 	for _, want := range []string{
 		"bin/kubelet", "bin/etcd", "bin/cni/loopback", "bin/containerd-shim-runc-v2", "images/etcd-3.7.0-0.tar", "images/etcd-3.6.16-0.tar",
 		"images/kube-apiserver-v1.37.2.tar", "images/kube-controller-manager-v1.37.2.tar", "images/kube-scheduler-v1.37.2.tar", "images/kube-proxy-v1.37.2.tar",
-		"images/coredns-v1.14.6.tar", "images/pause-3.10.2.tar", "images/sample-1.0.tar", "images/kube-router-" + newestRecipe("kube-router") + ".tar",
+		"images/coredns-v1.14.6.tar", "images/pause-3.10.2.tar", "images/sample-1.1.tar", "images/kube-router-" + newestRecipe("kube-router") + ".tar",
 	} {
 		if !seen[want] {
 			t.Errorf("nothing makes %s", want)

@@ -27,7 +27,7 @@ var pauseSource []byte
 var sampleSource []byte
 
 // sampleVersion is the tag of the sample image.
-const sampleVersion = "1.0"
+const sampleVersion = "1.1"
 
 // binary is one main package of a component.
 type binary struct {

@@ -16,9 +16,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -175,13 +177,9 @@ mv -f "$t" "$2"`
 
 // MissingImages gives those of images that containerd on the host does not have under their references.
 func MissingImages(ctx context.Context, h host.Host, images []bundle.Image) ([]bundle.Image, error) {
-	res, err := h.Run(ctx, host.Cmd{Argv: []string{CtrPath, "--namespace", "k8s.io", "images", "list", "--quiet"}})
+	have, err := imageRefs(ctx, h)
 	if err != nil {
-		return nil, fmt.Errorf("list images: %w", err)
-	}
-	have := map[string]bool{}
-	for line := range strings.Lines(string(res.Stdout)) {
-		have[strings.TrimSpace(line)] = true
+		return nil, err
 	}
 	var out []bundle.Image
 	for _, i := range images {
@@ -190,6 +188,21 @@ func MissingImages(ctx context.Context, h host.Host, images []bundle.Image) ([]b
 		}
 	}
 	return out, nil
+}
+
+// imageRefs are the references of the images that containerd has for Kubernetes and that a filter in containerd's syntax lets through.
+func imageRefs(ctx context.Context, h host.Host, filter ...string) (map[string]bool, error) {
+	res, err := h.Run(ctx, host.Cmd{Argv: append([]string{CtrPath, "--namespace", "k8s.io", "images", "list", "--quiet"}, filter...)})
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	have := map[string]bool{}
+	for line := range strings.Lines(string(res.Stdout)) {
+		if ref := strings.TrimSpace(line); ref != "" {
+			have[ref] = true
+		}
+	}
+	return have, nil
 }
 
 // ImportImage loads one image archive into containerd and checks that it is there under its reference.
@@ -209,6 +222,47 @@ func ImportImage(ctx context.Context, h host.Host, img bundle.Image) error {
 		err = fmt.Errorf("%s: the archive %s does not hold image %s; run: belay bundle verify", h.Name(), img.Path, img.Ref)
 	}
 	return err
+}
+
+// The labels of an image that is kept for a run. containerd's CRI plugin tells the kubelet of pinned images, and the kubelet's image
+// collector leaves them alone (KEP-4033, io.cri-containerd.pinned in containerd's CRI documentation).
+const (
+	pinLabel   = "io.cri-containerd.pinned"
+	pinned     = "pinned"
+	ownerLabel = "belay.dev/run"
+)
+
+// Unpinned gives those of images that the kubelet's image collector may delete when the disk gets full.
+func Unpinned(ctx context.Context, h host.Host, images []bundle.Image) ([]bundle.Image, error) {
+	have, err := imageRefs(ctx, h, fmt.Sprintf("labels.%q==%s", pinLabel, pinned))
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(images), func(i bundle.Image) bool { return have[i.Ref] }), nil
+}
+
+// Pin keeps one image of the host from the kubelet's image collector, for a run: Unpin with the same run ends that.
+func Pin(ctx context.Context, h host.Host, ref, run string) error {
+	_, err := h.Run(ctx, host.Cmd{Argv: []string{CtrPath, "--namespace", "k8s.io", "images", "label", ref, pinLabel + "=" + pinned, ownerLabel + "=" + run}})
+	if err != nil {
+		return fmt.Errorf("pin image %s: %w", ref, err)
+	}
+	return nil
+}
+
+// Unpin gives back what was pinned for a run, and nothing that somebody else pinned.
+func Unpin(ctx context.Context, h host.Host, run string) error {
+	refs, err := imageRefs(ctx, h, fmt.Sprintf("labels.%q==%q", ownerLabel, run))
+	if err != nil {
+		return err
+	}
+	for _, ref := range slices.Sorted(maps.Keys(refs)) {
+		// An empty value takes a label away.
+		if _, err := h.Run(ctx, host.Cmd{Argv: []string{CtrPath, "--namespace", "k8s.io", "images", "label", ref, pinLabel + "=", ownerLabel + "="}}); err != nil {
+			return fmt.Errorf("unpin image %s: %w", ref, err)
+		}
+	}
+	return nil
 }
 
 func sees(ctx context.Context, h host.Host, p string, size int64) bool {

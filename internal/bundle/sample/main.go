@@ -2,7 +2,8 @@
 // an HTTP server that leaves without dropping a request, and the few tools that
 // one wants in "kubectl exec" when an image has no shell.
 //
-//	sample [serve]     GET / answers host name and version; /healthz, /readyz
+//	sample [serve]     GET / answers host name and version; /healthz, /readyz;
+//	                   a line in the log for its start, its end and each GET /
 //	sample get URL     prints the body of a URL; exit 1 unless the status is 2xx
 //	sample lookup NAME prints the addresses of a DNS name
 //	sample sleep [SECONDS]
@@ -16,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -54,7 +56,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		return serve(ctx, l, lameDuck)
+		return serve(ctx, l, lameDuck, out)
 	case cmd == "get" && len(args) == 1:
 		return get(ctx, args[0], out)
 	case cmd == "lookup" && len(args) == 1:
@@ -68,14 +70,17 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return errors.New("usage: sample [serve | get URL | lookup NAME | sleep [SECONDS] | version]")
 }
 
-func serve(ctx context.Context, l net.Listener, linger time.Duration) error {
+func serve(ctx context.Context, l net.Listener, linger time.Duration, out io.Writer) error {
 	host, err := os.Hostname()
 	if err != nil {
 		return err
 	}
+	logger := log.New(out, "", log.LstdFlags|log.LUTC)
+	logger.Printf("%s sample %s listens on %s", host, version, l.Addr())
 	var leaving atomic.Bool
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		logger.Printf("GET / from %s", r.RemoteAddr)
 		fmt.Fprintf(w, "%s sample %s\n", host, version)
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -95,6 +100,7 @@ func serve(ctx context.Context, l net.Listener, linger time.Duration) error {
 	case <-ctx.Done():
 	}
 	leaving.Store(true)
+	logger.Printf("asked to end: answering for %s more", linger)
 	select {
 	case err := <-failed:
 		return err

@@ -18,7 +18,8 @@ func TestServeLeavesWithoutDroppingRequests(t *testing.T) {
 	url := "http://" + l.Addr().String()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- serve(ctx, l, 500*time.Millisecond) }()
+	var log bytes.Buffer // read after the end
+	go func() { ended <- serve(ctx, l, 500*time.Millisecond, &log) }()
 
 	var body bytes.Buffer
 	if err := get(t.Context(), url+"/", &body); err != nil || !strings.Contains(body.String(), "sample dev") {
@@ -50,6 +51,11 @@ func TestServeLeavesWithoutDroppingRequests(t *testing.T) {
 	}
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+	for _, want := range []string{"listens on " + l.Addr().String(), "GET / from 127.0.0.1:", "asked to end"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log lacks %q:\n%s", want, log.String())
+		}
 	}
 	if _, err := http.Get(url + "/"); err == nil {
 		t.Error("it serves on after the end")
