@@ -319,6 +319,9 @@ func Decode(data []byte) (*Plan, error) {
 		Schema string `json:"schema"`
 	}
 	if err := json.Unmarshal(data, &head); err != nil {
+		if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) && syntax.Offset >= int64(len(data)) {
+			return nil, errors.New("the file ends in the middle of the plan: it was not written whole, or was cut")
+		}
 		return nil, fmt.Errorf("read plan: %w", err)
 	}
 	if head.Schema != Schema {

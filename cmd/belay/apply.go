@@ -61,7 +61,7 @@ up with: belay resume`,
 			if err != nil {
 				return err
 			}
-			env, err := d.executorEnv(p, f)
+			env, err := d.executorEnv(p, f, false)
 			if err != nil {
 				return err
 			}
@@ -93,7 +93,7 @@ and where they differ, the cluster is right.`,
 			if err != nil {
 				return err
 			}
-			env, err := d.executorEnv(run.Plan, f)
+			env, err := d.executorEnv(run.Plan, f, true)
 			if err != nil {
 				return err
 			}
@@ -141,7 +141,7 @@ the run's journal on this computer and asks no cluster.`,
 				return render.Rows(w, []string{"#", "STATE", "STEP"}, rows)
 			})
 			if err == nil && s.State == "stopped" {
-				fmt.Fprintf(d.err, "next:  belay resume %s\n", s.Run)
+				d.sayNext("belay resume %s", s.Run)
 			}
 			return err
 		},
@@ -165,7 +165,7 @@ legal state. A new plan goes on from there.`,
 			if err != nil {
 				return err
 			}
-			env, err := d.clusterEnv()
+			env, err := d.clusterEnv(true)
 			if err != nil {
 				return err
 			}
@@ -178,7 +178,7 @@ legal state. A new plan goes on from there.`,
 				fmt.Fprintln(d.out, s)
 			}
 			if err == nil {
-				fmt.Fprintf(d.err, "next:  belay plan --to %s -o plan.json\n", run.Plan.To.Bare())
+				d.sayNext("belay plan --to %s -o plan.json", run.Plan.To.Bare())
 			}
 			return err
 		},
@@ -210,14 +210,15 @@ func (d *deps) completeRuns(*cobra.Command, []string, string) ([]string, cobra.S
 func (d *deps) runsDir() string { return filepath.Join(d.home(), "runs") }
 
 // clusterEnv is what reaches the cluster and its machines.
-func (d *deps) clusterEnv() (*executor.Env, error) {
+// rightsProved says that the API took changes from this user before, in the run that is taken up.
+func (d *deps) clusterEnv(rightsProved bool) (*executor.Env, error) {
 	cfg, err := d.restConfig()
 	if err != nil {
 		return nil, err
 	}
 	// A call must end when an apiserver goes away in the middle of it.
 	cfg.Timeout = 60 * time.Second
-	cfg.Wrap(executor.RetryForbidden)
+	cfg.Wrap(executor.RetryForbidden(rightsProved))
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
@@ -236,8 +237,8 @@ func (d *deps) clusterEnv() (*executor.Env, error) {
 }
 
 // executorEnv is clusterEnv with what a plan needs: bundles and backups.
-func (d *deps) executorEnv(p *plan.Plan, f applyFlags) (*executor.Env, error) {
-	env, err := d.clusterEnv()
+func (d *deps) executorEnv(p *plan.Plan, f applyFlags, rightsProved bool) (*executor.Env, error) {
+	env, err := d.clusterEnv(rightsProved)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/inventory"
 	"github.com/belayops/belay/internal/render"
 )
@@ -25,6 +28,8 @@ type deps struct {
 	now      func() time.Time
 
 	interrupts *interrupts
+	// root is the command tree, which knows what flags a command takes.
+	root *cobra.Command
 
 	// Global flags.
 	kubeconfig    string
@@ -64,6 +69,40 @@ func (d *deps) addClusterFlags(cmd *cobra.Command) {
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	})
+}
+
+// next gives a command to run next the flags by which this invocation chose its cluster, so that it can be pasted as it is.
+// Commands joined by && get them each; what is not a command of belay, or takes no such flags, stays as it is.
+func (d *deps) next(command string) string {
+	var flags string
+	for _, f := range []struct{ name, value string }{
+		{"kubeconfig", d.kubeconfig}, {"context", d.kubeContext}, {"cluster", d.clusterName}, {"inventory", d.inventoryFile},
+	} {
+		if f.value != "" {
+			flags += " --" + f.name + " " + host.Quote(f.value)
+		}
+	}
+	if flags == "" || d.root == nil {
+		return command
+	}
+	parts := strings.Split(command, " && ")
+	for i, part := range parts {
+		words := strings.Fields(part)
+		if len(words) < 2 || words[0] != "belay" || slices.ContainsFunc(words, func(w string) bool {
+			return w == "--cluster" || w == "--state" || w == "--inventory" || w == "--kubeconfig"
+		}) {
+			continue
+		}
+		if cmd, _, err := d.root.Find(words[1:]); err == nil && cmd.Flags().Lookup("cluster") != nil && cmd.Flags().Lookup("kubeconfig") != nil {
+			parts[i] = part + flags
+		}
+	}
+	return strings.Join(parts, " && ")
+}
+
+// sayNext names the command to run next on stderr.
+func (d *deps) sayNext(format string, args ...any) {
+	fmt.Fprintf(d.err, "next:  %s\n", d.next(fmt.Sprintf(format, args...)))
 }
 
 // home is where belay keeps clusters, runs and backups: $BELAY_HOME, or

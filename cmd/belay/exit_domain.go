@@ -13,6 +13,7 @@ func domainExitCode(err error) int {
 		unknown *executor.UnknownError
 		stopped *executor.StoppedError
 		stale   *executor.StaleError
+		blocked *executor.BlockedError
 		lost    *host.LostError
 	)
 	switch {
@@ -20,6 +21,8 @@ func domainExitCode(err error) int {
 		return exitUnknown
 	case errors.As(err, &stopped):
 		return exitStopped
+	case errors.As(err, &blocked):
+		return exitBlocked
 	case errors.As(err, &stale):
 		return exitStale
 	case errors.As(err, &lost):

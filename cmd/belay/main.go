@@ -33,6 +33,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	defer signal.Stop(signals)
 
 	root := newRootCmd(d)
+	d.root = root
 	root.SetArgs(args)
 	root.SetIn(in)
 	root.SetOut(out)
@@ -45,18 +46,18 @@ func run(ctx context.Context, args []string, in io.Reader, out, errOut io.Writer
 	if d.interrupts.cancelled() {
 		err = &interruptedError{err}
 	}
-	return report(errOut, cmd.CommandPath(), err)
+	return d.report(cmd.CommandPath(), err)
 }
 
 // report prints an error with the command to run next, and gives its exit code.
-func report(w io.Writer, command string, err error) int {
+func (d *deps) report(command string, err error) int {
 	if quiet := (*silentError)(nil); !errors.As(err, &quiet) {
-		fmt.Fprintf(w, "belay: %v\n", err)
+		fmt.Fprintf(d.err, "belay: %v\n", err)
 	}
 	if next := nextCommand(err); next != "" {
-		fmt.Fprintf(w, "next:  %s\n", next)
+		d.sayNext("%s", next)
 	} else if code := exitCode(err); code == exitUsage {
-		fmt.Fprintf(w, "next:  %s --help\n", command)
+		fmt.Fprintf(d.err, "next:  %s --help\n", command)
 	}
 	return exitCode(err)
 }

@@ -38,11 +38,32 @@ func TestExitCode(t *testing.T) {
 
 func TestReportSaysWhatToRunNext(t *testing.T) {
 	var b bytes.Buffer
-	if code := report(&b, "belay apply", &codedError{err: errors.New("stopped"), code: exitStopped, next: "belay resume"}); code != exitStopped {
-		t.Errorf("code %d", code)
+	d := newDeps(nil, nil, &b)
+	d.root = newRootCmd(d)
+	say := func(err error) string {
+		b.Reset()
+		d.report("belay apply", err)
+		return b.String()
 	}
-	if want := "belay: stopped\nnext:  belay resume\n"; b.String() != want {
-		t.Errorf("got %q, want %q", b.String(), want)
+	stopped := &codedError{err: errors.New("stopped"), code: exitStopped, next: "belay resume"}
+	if got, want := say(stopped), "belay: stopped\nnext:  belay resume\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	// The next command works on the cluster that this one worked on.
+	d.clusterName, d.inventoryFile = "", "my hosts.yaml"
+	d.kubeContext = "prod"
+	for next, want := range map[string]string{
+		"belay resume":                                   "belay resume --context prod --inventory 'my hosts.yaml'",
+		"belay backup create":                            "belay backup create --context prod --inventory 'my hosts.yaml'",
+		"belay bundle build 1.37.2":                      "belay bundle build 1.37.2",
+		"belay bundle build 1.37.2 && belay resume":      "belay bundle build 1.37.2 && belay resume --context prod --inventory 'my hosts.yaml'",
+		"belay check --state s.json":                     "belay check --state s.json",
+		"kubectl get pods":                               "kubectl get pods",
+		"use a bundle that has an etcd step image first": "use a bundle that has an etcd step image first",
+	} {
+		if got := say(&silentError{code: exitBlocked, next: next}); got != "next:  "+want+"\n" {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/belayops/belay/inspect"
 	"github.com/belayops/belay/internal/atomicfile"
 	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeversion"
 	"github.com/belayops/belay/internal/render"
 	"github.com/belayops/belay/plan"
@@ -96,7 +98,7 @@ recorded in the plan. There is no --force.`,
 			if err := atomicfile.WriteFile(out, b, 0o600); err != nil {
 				return err
 			}
-			fmt.Fprintf(d.err, "next:  belay apply %s\n", out)
+			d.sayNext("belay apply %s", host.Quote(out))
 			return nil
 		},
 	}
@@ -143,7 +145,7 @@ func readPlan(file string) (*plan.Plan, error) {
 	}
 	p, err := plan.Decode(b)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return nil, &codedError{err: fmt.Errorf("%s: %w", file, err), code: exitCode(err), next: cmp.Or(nextCommand(err), "belay plan --to VERSION -o "+host.Quote(file))}
 	}
 	return p, nil
 }

@@ -50,7 +50,7 @@ with such gaps the exit code is 6.`,
 				return &silentError{code: exitUnknown, next: next}
 			}
 			if next != "" {
-				fmt.Fprintf(d.err, "next:  %s\n", next)
+				d.sayNext("%s", next)
 			}
 			return nil
 		},

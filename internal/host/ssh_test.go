@@ -651,5 +651,5 @@ func BenchmarkSSHRun(b *testing.B) {
 
 func ExampleQuoteAll() {
 	fmt.Println(host.QuoteAll([]string{"echo", "it's"}))
-	// Output: 'echo' 'it'\''s'
+	// Output: echo 'it'\''s'
 }
