@@ -31,6 +31,7 @@ import (
 	"github.com/belayops/belay/apicheck"
 	"github.com/belayops/belay/apicheck/convert"
 	"github.com/belayops/belay/apicheck/lifecycle"
+	"github.com/belayops/belay/internal/kubeversion"
 	"github.com/belayops/belay/testenv/controlplane"
 )
 
@@ -220,6 +221,70 @@ func TestHopOfARealControlPlane(t *testing.T) {
 	}
 	if f := has(r, lifecycle.Removed, apicheck.SourceHelm, "ServiceCIDR"); f != nil {
 		t.Errorf("after repair and upgrade the release still is reported: %+v", f)
+	}
+}
+
+// TestConvertedObjectsAreTaken has real apiservers of two minors take what convert makes of whole objects, with strict field
+// validation and as a dry run, for every kind that the minor serves.
+func TestConvertedObjectsAreTaken(t *testing.T) {
+	db, err := lifecycle.Default()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("convert/testdata/whole/*.yaml")
+	if err != nil || len(files) < 50 {
+		t.Fatalf("%d files: %v", len(files), err)
+	}
+	for _, version := range []string{"1.36.3", "1.37.2"} {
+		t.Run(version, func(t *testing.T) {
+			v, err := kubeversion.Parse(version)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := startControlPlane(t, version, t.TempDir(), "", "--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true")
+			defer func() {
+				if err := c.Stop(context.WithoutCancel(t.Context())); err != nil {
+					t.Log(err)
+				}
+			}()
+			client, err := kubernetes.NewForConfig(c.RESTConfig())
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken := 0
+			for _, name := range files {
+				text, err := os.ReadFile(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				res := convert.Text(convert.Options{DB: db, From: minor(14), To: v.MinorVersion(), Accept: []string{"*"}}, text)
+				if len(res.Changes) != 1 {
+					t.Logf("%s: nothing to convert at %s", name, v.MinorVersion())
+					continue
+				}
+				to := res.Changes[0].To
+				k, ok := db.Lookup(to)
+				if !ok || !k.Served(v.MinorVersion()) {
+					t.Errorf("%s: %s does not serve %s", name, version, to)
+					continue
+				}
+				path := "/apis/" + to.APIVersion()
+				if k.Namespaced {
+					path += "/namespaces/default"
+				}
+				err = client.RESTClient().Post().AbsPath(path+"/"+k.Resource).Param("dryRun", "All").Param("fieldValidation", "Strict").
+					SetHeader("Content-Type", "application/yaml").Body(res.Text).Do(t.Context()).Error()
+				if err != nil {
+					t.Errorf("%s: %s is refused: %v\n%s", name, to, err, res.Text)
+					continue
+				}
+				taken++
+			}
+			t.Logf("%d converted objects are taken", taken)
+			if taken < 50 {
+				t.Errorf("only %d converted objects were taken", taken)
+			}
+		})
 	}
 }
 

@@ -667,7 +667,7 @@ func disruptionMode(holder *yaml.Node) error {
 	if key == "" {
 		return fmt.Errorf("disruptionMode %q is neither Pod nor PodGroup", mode.Value)
 	}
-	set(holder, "disruptionMode", &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Content: []*yaml.Node{str(key), {Kind: yaml.MappingNode, Tag: "!!map", Style: yaml.FlowStyle}}})
+	set(holder, "disruptionMode", &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Content: []*yaml.Node{str(key), {Kind: yaml.MappingNode, Tag: "!!map", Style: yaml.FlowStyle, LineComment: mode.LineComment}}})
 	return nil
 }
 
