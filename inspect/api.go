@@ -100,21 +100,21 @@ func (ob *observer) api(ctx context.Context) error {
 			}
 			return err
 		}},
-		{"nodes", func(ctx context.Context) error {
+		{cluster.ReadNodes, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.CoreV1().Nodes().List, func() { s.Nodes = nil }, func(l *corev1.NodeList) {
 				for i := range l.Items {
 					s.Nodes = append(s.Nodes, node(&l.Items[i]))
 				}
 			})
 		}},
-		{"pods", func(ctx context.Context) error {
+		{cluster.ReadPods, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.CoreV1().Pods("").List, func() { s.Pods = nil; clear(r.staticPods); clear(r.kubeProxy); clear(r.podClaims) }, func(l *corev1.PodList) {
 				for i := range l.Items {
 					s.Pods = append(s.Pods, r.pod(&l.Items[i]))
 				}
 			})
 		}},
-		{"deployments", func(ctx context.Context) error {
+		{cluster.ReadDeployments, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.AppsV1().Deployments("").List, func() { others = nil }, func(l *appsv1.DeploymentList) {
 				for i := range l.Items {
 					d := &l.Items[i]
@@ -126,7 +126,7 @@ func (ob *observer) api(ctx context.Context) error {
 				}
 			})
 		}},
-		{"daemonsets", func(ctx context.Context) error {
+		{cluster.ReadDaemonSets, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.AppsV1().DaemonSets("").List, func() { daemons = nil }, func(l *appsv1.DaemonSetList) {
 				for i := range l.Items {
 					d := &l.Items[i]
@@ -138,7 +138,7 @@ func (ob *observer) api(ctx context.Context) error {
 				}
 			})
 		}},
-		{"statefulsets", func(ctx context.Context) error {
+		{cluster.ReadStatefulSets, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.AppsV1().StatefulSets("").List, func() { sets = nil }, func(l *appsv1.StatefulSetList) {
 				for i := range l.Items {
 					d := &l.Items[i]
@@ -148,7 +148,7 @@ func (ob *observer) api(ctx context.Context) error {
 				}
 			})
 		}},
-		{"replicasets", func(ctx context.Context) error {
+		{cluster.ReadReplicaSets, func(ctx context.Context) error {
 			owners := map[string]string{}
 			err := pages(ctx, ob.o, c.AppsV1().ReplicaSets("").List, func() { replicaSets = nil; clear(owners) }, func(l *appsv1.ReplicaSetList) {
 				for i := range l.Items {
@@ -164,7 +164,7 @@ func (ob *observer) api(ctx context.Context) error {
 			r.mergeOwners(ob, owners)
 			return err
 		}},
-		{"jobs", func(ctx context.Context) error {
+		{cluster.ReadJobs, func(ctx context.Context) error {
 			owners := map[string]string{}
 			err := pages(ctx, ob.o, c.BatchV1().Jobs("").List, func() { jobs = nil; clear(owners) }, func(l *batchv1.JobList) {
 				for i := range l.Items {
@@ -183,7 +183,7 @@ func (ob *observer) api(ctx context.Context) error {
 			r.mergeOwners(ob, owners)
 			return err
 		}},
-		{"poddisruptionbudgets", func(ctx context.Context) error {
+		{cluster.ReadBudgets, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.PolicyV1().PodDisruptionBudgets("").List, func() { s.PDBs = nil; clear(r.budgets) }, func(l *policyv1.PodDisruptionBudgetList) {
 				for i := range l.Items {
 					b, sel := budget(&l.Items[i])
@@ -192,7 +192,7 @@ func (ob *observer) api(ctx context.Context) error {
 				}
 			})
 		}},
-		{"persistentvolumes", func(ctx context.Context) error {
+		{cluster.ReadVolumes, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.CoreV1().PersistentVolumes().List, func() { clear(r.localPV) }, func(l *corev1.PersistentVolumeList) {
 				for i := range l.Items {
 					v := &l.Items[i]
@@ -202,7 +202,7 @@ func (ob *observer) api(ctx context.Context) error {
 				}
 			})
 		}},
-		{"persistentvolumeclaims", func(ctx context.Context) error {
+		{cluster.ReadClaims, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.CoreV1().PersistentVolumeClaims("").List, func() { clear(r.claims) }, func(l *corev1.PersistentVolumeClaimList) {
 				for i := range l.Items {
 					p := &l.Items[i]
@@ -210,7 +210,7 @@ func (ob *observer) api(ctx context.Context) error {
 				}
 			})
 		}},
-		{"validatingwebhookconfigurations", func(ctx context.Context) error {
+		{cluster.ReadValidating, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.AdmissionregistrationV1().ValidatingWebhookConfigurations().List, func() { validating = nil }, func(l *admissionv1.ValidatingWebhookConfigurationList) {
 				for _, cfg := range l.Items {
 					for _, w := range cfg.Webhooks {
@@ -219,7 +219,7 @@ func (ob *observer) api(ctx context.Context) error {
 				}
 			})
 		}},
-		{"mutatingwebhookconfigurations", func(ctx context.Context) error {
+		{cluster.ReadMutating, func(ctx context.Context) error {
 			return pages(ctx, ob.o, c.AdmissionregistrationV1().MutatingWebhookConfigurations().List, func() { mutating = nil }, func(l *admissionv1.MutatingWebhookConfigurationList) {
 				for _, cfg := range l.Items {
 					for _, w := range cfg.Webhooks {
@@ -228,7 +228,7 @@ func (ob *observer) api(ctx context.Context) error {
 				}
 			})
 		}},
-		{"customresourcedefinitions", func(ctx context.Context) (err error) {
+		{cluster.ReadDefinitions, func(ctx context.Context) (err error) {
 			conversion, err = ob.conversionWebhooks(ctx)
 			return err
 		}},

@@ -100,7 +100,7 @@ func interpret(node string, records []record, before, after time.Time) machine {
 	m := machine{images: make(map[string]string), args: make(map[string][]string)}
 	f := &m.facts
 	unread := func(what, kind, why string) {
-		m.unread = append(m.unread, cluster.Unread{What: "node/" + node + "/host/" + what, Kind: kind, Why: oneLine(why)})
+		m.unread = append(m.unread, cluster.Unread{What: cluster.HostRead(node) + "/" + what, Kind: kind, Why: oneLine(why)})
 	}
 	failed := func(r record) {
 		switch r.code {

@@ -182,7 +182,7 @@ func (ob *observer) hosts(ctx context.Context) map[string]host.Host {
 	reached := make(map[string]host.Host)
 	if ob.hostOf == nil {
 		if len(ob.state.Nodes) > 0 {
-			ob.add(cluster.Unread{What: "hosts", Kind: cluster.UnreadNotAsked, Why: "no access to the machines was configured"})
+			ob.add(cluster.Unread{What: cluster.ReadHosts, Kind: cluster.UnreadNotAsked, Why: "no access to the machines was configured"})
 		}
 		return reached
 	}
@@ -204,7 +204,7 @@ func (ob *observer) hosts(ctx context.Context) map[string]host.Host {
 			defer mu.Unlock()
 			done++
 			if err != nil {
-				ob.unread("node/"+n.Name+"/host", err)
+				ob.unread(cluster.HostRead(n.Name), err)
 				ob.o.Sink.Emit(event.Event{Type: event.Warning, Subject: "node " + n.Name, Msg: "its machine could not be asked", Err: oneLine(err.Error())})
 				return nil
 			}

@@ -148,9 +148,8 @@ func (b *builder) checkState() bool {
 		}
 	}
 	for _, u := range s.Unread {
-		top, _, _ := strings.Cut(u.What, "/")
-		if slices.Contains([]string{"nodes", "pods", "pdbs", "workloads"}, top) {
-			ok = b.find(Finding{ID: "unread", Subject: u.What, Severity: Block, Waivable: true,
+		if slices.Contains(cluster.DrainReads(), u.List()) {
+			ok = b.find(Finding{ID: cluster.IDCoverage, Subject: u.What, Severity: Block, Waivable: true,
 				Message: fmt.Sprintf("%s could not be read (%s: %s): what a drain would do is unknown", u.What, u.Kind, u.Why),
 				Remedy:  "use a kubeconfig that may list it"}) && ok
 		}

@@ -170,7 +170,7 @@ func TestFindings(t *testing.T) {
 			accept: []string{"skew@cluster"}, want: "skew@cluster", sev: plan.Block, plan: true},
 		"at target":      {state: clustertest.New("1.37.2", 1, 1), to: "1.37.2", want: "already-at-target@v1.37.2", sev: plan.Info, plan: true},
 		"not kubeadm":    {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Kubeadm = nil }), to: "1.37.2", want: "not-kubeadm@cluster", sev: plan.Block},
-		"unread":         {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Unread = []cluster.Unread{{What: "pods", Why: "no", Kind: "forbidden"}} }), to: "1.37.2", want: "unread@pods", sev: plan.Block},
+		"unread":         {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Unread = []cluster.Unread{{What: "pods", Why: "no", Kind: "forbidden"}} }), to: "1.37.2", want: "coverage@pods", sev: plan.Block},
 		"etcd unhealthy": {state: clustertest.New("1.36.3", 3, 1, func(s *cluster.State) { s.Etcd.Members[2].Healthy = false }), to: "1.37.2", want: "etcd-quorum@cp1", sev: plan.Block},
 		"no backup":      {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", accept: []string{"no-backup@cluster"}, want: "no-backup@cluster", sev: plan.Warn, plan: true},
 		"idle waiver":    {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", accept: []string{"x@y"}, want: "unused-waiver@x@y", sev: plan.Info, plan: true},

@@ -9,7 +9,7 @@ import (
 )
 
 // coverageID is the check that reports what could not be read. What follows from a gap is blocked by its finding.
-const coverageID = "coverage"
+const coverageID = cluster.IDCoverage
 
 func pass(subject, format string, args ...any) Result {
 	return Result{Subject: subject, Status: Pass, Message: fmt.Sprintf(format, args...)}
@@ -49,7 +49,7 @@ func (in *Input) gap(subject string, whats ...string) *Result {
 
 // managed says that the control plane is not one of kubeadm's static pods, so that checks of those do not apply.
 func (in *Input) managed() bool {
-	if in.State.Kubeadm != nil || in.unread("pods") != nil || in.unread("nodes") != nil {
+	if in.State.Kubeadm != nil || in.unread(cluster.ReadPods) != nil || in.unread(cluster.ReadNodes) != nil {
 		return false
 	}
 	for _, n := range in.State.Nodes {
@@ -62,20 +62,20 @@ func (in *Input) managed() bool {
 
 // eachHost judges every node by what its machine said. Nodes whose machine was not read are blocked by that.
 func (in *Input) eachHost(judge func(n *cluster.Node, h *cluster.HostFacts) []Result) []Result {
-	if g := in.gap("nodes", "nodes"); g != nil {
+	if g := in.gap("nodes", cluster.ReadNodes); g != nil {
 		return []Result{*g}
 	}
-	if in.unread("hosts") != nil {
+	if in.unread(cluster.ReadHosts) != nil {
 		if in.managed() {
 			return []Result{skipped("machines", "no access to the machines was configured, and the control plane is managed")}
 		}
-		return []Result{*in.gap("machines", "hosts")}
+		return []Result{*in.gap("machines", cluster.ReadHosts)}
 	}
 	var out []Result
 	for i := range in.State.Nodes {
 		n := &in.State.Nodes[i]
 		if n.Host == nil {
-			if g := in.gap(n.Name, "node/"+n.Name+"/host"); g != nil {
+			if g := in.gap(n.Name, cluster.HostRead(n.Name)); g != nil {
 				out = append(out, *g)
 			} else {
 				out = append(out, finding(Unknown, n.Name, "observe again with --inventory, which lists every machine", "nothing is known of its machine"))

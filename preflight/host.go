@@ -184,7 +184,7 @@ func (in *Input) fromConfigMap(n *cluster.Node, setting string, get func(*cluste
 }
 
 func containerdVersion(_ context.Context, in *Input) []Result {
-	if g := in.gap("nodes", "nodes"); g != nil {
+	if g := in.gap("nodes", cluster.ReadNodes); g != nil {
 		return []Result{*g}
 	}
 	to := in.kubeletTarget().MinorVersion()
@@ -234,20 +234,25 @@ func containerdVersion(_ context.Context, in *Input) []Result {
 
 func kubeletFlags(_ context.Context, in *Input) []Result {
 	to := in.kubeletTarget().MinorVersion()
-	removed := removedKubeletFlags()
+	db, broken := lifecycleData("flags")
+	if broken != nil {
+		return []Result{*broken}
+	}
+	// Whatever is gone at the target, since when ever: a flag that is gone today already keeps the kubelet from starting again.
+	removed := db.EndingFlags("kubelet", kubeversion.Minor{}, to)
 	return in.eachHost(func(n *cluster.Node, h *cluster.HostFacts) []Result {
 		var out []Result
 		for _, f := range h.KubeletFlags {
 			for _, r := range removed {
-				if r.name != f.Name || r.since.Compare(to) > 0 {
+				if r.Name != f.Name {
 					continue
 				}
-				if r.name == "pod-infra-container-image" && strings.HasSuffix(f.Source, "/kubeadm-flags.env") && to == k(35) {
-					out = append(out, finding(Warn, n.Name+"/"+f.Name, "nothing: kubeadm 1.35 takes it out", "the kubelet of node %s has --%s in %s, which is gone since %s", n.Name, f.Name, f.Source, r.since))
+				if r.Name == "pod-infra-container-image" && strings.HasSuffix(f.Source, "/kubeadm-flags.env") && to == k(35) {
+					out = append(out, finding(Warn, n.Name+"/"+f.Name, "nothing: kubeadm 1.35 takes it out", "the kubelet of node %s has --%s in %s, which is gone since %s", n.Name, f.Name, f.Source, r.Removed))
 					continue
 				}
-				out = append(out, finding(Fail, n.Name+"/"+f.Name, "on "+n.Name+": take it out of "+f.Source+" ("+r.remedy+")",
-					"the kubelet of node %s has --%s (%s), which is gone since %s: it would not start", n.Name, f.Name, f.Source, r.since))
+				out = append(out, finding(Fail, n.Name+"/"+f.Name, "on "+n.Name+": take it out of "+f.Source+" ("+r.Remedy+")",
+					"the kubelet of node %s has --%s (%s), which is gone since %s: it would not start", n.Name, f.Name, f.Source, r.Removed))
 			}
 		}
 		return passIfClean(out, n.Name, "%s, none of them gone at %s", plural(len(h.KubeletFlags), "flag"), to)

@@ -16,7 +16,7 @@ func drained(p *cluster.Pod) bool {
 }
 
 func budgets(_ context.Context, in *Input) []Result {
-	if g := in.gap("budgets", "pods", "poddisruptionbudgets"); g != nil {
+	if g := in.gap("budgets", cluster.ReadPods, cluster.ReadBudgets); g != nil {
 		return []Result{*g}
 	}
 	s := in.State
@@ -98,7 +98,7 @@ func add(list []string, s string) []string {
 func sortedKeysOf(m map[string][]string) []string { return keys(m) }
 
 func barePods(_ context.Context, in *Input) []Result {
-	if g := in.gap("pods", "pods"); g != nil {
+	if g := in.gap("pods", cluster.ReadPods); g != nil {
 		return []Result{*g}
 	}
 	var out []Result
@@ -119,7 +119,7 @@ func barePods(_ context.Context, in *Input) []Result {
 }
 
 func gitRepo(_ context.Context, in *Input) []Result {
-	if g := in.gap("pods", "pods"); g != nil {
+	if g := in.gap("pods", cluster.ReadPods); g != nil {
 		return []Result{*g}
 	}
 	to := in.kubeletTarget().MinorVersion()
@@ -137,7 +137,7 @@ func gitRepo(_ context.Context, in *Input) []Result {
 }
 
 func localData(_ context.Context, in *Input) []Result {
-	if g := in.gap("pods", "pods", "persistentvolumes", "persistentvolumeclaims"); g != nil {
+	if g := in.gap("pods", cluster.ReadPods, cluster.ReadVolumes, cluster.ReadClaims); g != nil {
 		return []Result{*g}
 	}
 	var out []Result
@@ -159,7 +159,7 @@ func localData(_ context.Context, in *Input) []Result {
 }
 
 func workloadsReady(_ context.Context, in *Input) []Result {
-	if g := in.gap("workloads", "deployments", "statefulsets", "daemonsets"); g != nil {
+	if g := in.gap("workloads", cluster.ReadDeployments, cluster.ReadStatefulSets, cluster.ReadDaemonSets); g != nil {
 		return []Result{*g}
 	}
 	var out []Result
@@ -172,7 +172,7 @@ func workloadsReady(_ context.Context, in *Input) []Result {
 }
 
 func webhooks(_ context.Context, in *Input) []Result {
-	if g := in.gap("webhooks", "validatingwebhookconfigurations", "mutatingwebhookconfigurations", "customresourcedefinitions"); g != nil {
+	if g := in.gap("webhooks", cluster.ReadValidating, cluster.ReadMutating, cluster.ReadDefinitions); g != nil {
 		return []Result{*g}
 	}
 	var out []Result
