@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/belayops/belay/apicheck/lifecycle"
 	"github.com/belayops/belay/cluster"
 	"github.com/belayops/belay/internal/kubeversion"
 )
@@ -36,7 +38,7 @@ func standsFor(in *Input, u *cluster.Unread) Status {
 	case u.Kind == cluster.UnreadNotFound && strings.HasPrefix(u.What, "configmap/kube-system/"),
 		u.Kind == cluster.UnreadNotFound && u.What == "etcd" && in.managed():
 		return Pass // its own check says what follows
-	case (u.What == "hosts" || u.What == "etcd") && u.Kind == cluster.UnreadNotAsked && in.managed():
+	case (u.What == cluster.ReadHosts || u.What == "etcd") && u.Kind == cluster.UnreadNotAsked && in.managed():
 		return Pass
 	case isHost && u.Kind == cluster.UnreadNotFound && (item == "kubeadm-version" || item == "runc-version" || item == "containerd-version"):
 		// Another runtime, or a kubeadm that the bundle brings.
@@ -63,7 +65,7 @@ func coverage(_ context.Context, in *Input) []Result {
 }
 
 func coverageRemedy(u *cluster.Unread) string {
-	isHost := strings.HasPrefix(u.What, "node/") || u.What == "hosts"
+	isHost := strings.HasPrefix(u.What, "node/") || u.What == cluster.ReadHosts
 	name, _, _ := strings.Cut(strings.TrimPrefix(u.What, "node/"), "/")
 	switch u.Kind {
 	case cluster.UnreadForbidden:
@@ -188,7 +190,7 @@ func targetAdvisories(_ context.Context, in *Input) []Result {
 	if to.IsZero() {
 		return []Result{skipped("target", "no target was given")}
 	}
-	if g := in.gap("target", "statefulsets"); g != nil {
+	if g := in.gap("target", cluster.ReadStatefulSets); g != nil {
 		return []Result{*g}
 	}
 	var out []Result
@@ -213,7 +215,7 @@ func coreDNS(_ context.Context, in *Input) []Result {
 	if in.managed() {
 		return []Result{skipped("coredns", "the control plane is managed")}
 	}
-	if g := in.gap("coredns", "deployments"); g != nil {
+	if g := in.gap("coredns", cluster.ReadDeployments); g != nil {
 		return []Result{*g}
 	}
 	i := slices.IndexFunc(in.State.Addons, func(a cluster.Addon) bool { return a.Name == "coredns" })
@@ -262,7 +264,7 @@ func proxyMode(_ context.Context, in *Input) []Result {
 }
 
 func versionSkew(_ context.Context, in *Input) []Result {
-	if g := in.gap("cluster", "nodes", "pods"); g != nil {
+	if g := in.gap("cluster", cluster.ReadNodes, cluster.ReadPods); g != nil {
 		return []Result{*g}
 	}
 	var out []Result
@@ -285,7 +287,7 @@ func versionSkew(_ context.Context, in *Input) []Result {
 }
 
 func nodesReady(_ context.Context, in *Input) []Result {
-	if g := in.gap("nodes", "nodes"); g != nil {
+	if g := in.gap("nodes", cluster.ReadNodes); g != nil {
 		return []Result{*g}
 	}
 	if len(in.State.Nodes) == 0 {
@@ -328,7 +330,7 @@ func nodesReady(_ context.Context, in *Input) []Result {
 }
 
 func nodesCordoned(_ context.Context, in *Input) []Result {
-	if g := in.gap("nodes", "nodes"); g != nil {
+	if g := in.gap("nodes", cluster.ReadNodes); g != nil {
 		return []Result{*g}
 	}
 	var out []Result
@@ -349,7 +351,7 @@ func nodesCordoned(_ context.Context, in *Input) []Result {
 }
 
 func controlPlaneComponents(_ context.Context, in *Input) []Result {
-	if g := in.gap("control-plane", "nodes", "pods"); g != nil {
+	if g := in.gap("control-plane", cluster.ReadNodes, cluster.ReadPods); g != nil {
 		return []Result{*g}
 	}
 	if in.managed() {
@@ -451,13 +453,17 @@ func kubeadmConfig(_ context.Context, in *Input) []Result {
 }
 
 func componentFlags(_ context.Context, in *Input) []Result {
-	if g := in.gap("control-plane", "nodes", "pods"); g != nil {
+	if g := in.gap("control-plane", cluster.ReadNodes, cluster.ReadPods); g != nil {
 		return []Result{*g}
 	}
 	if in.managed() {
 		return []Result{skipped("control-plane", "the control plane is managed")}
 	}
 	to := in.kubeletTarget().MinorVersion()
+	db, broken := lifecycleData("flags")
+	if broken != nil {
+		return []Result{*broken}
+	}
 	etcdTo := in.etcdAt(to)
 	var out []Result
 	seen := make(map[string]bool)
@@ -471,9 +477,9 @@ func componentFlags(_ context.Context, in *Input) []Result {
 	}
 	judge := func(component, where string, names []string) {
 		for _, name := range names {
-			for _, f := range removedComponentFlags[component] {
-				if f.name == name && f.since.Compare(to) <= 0 {
-					add(component, where, name, f.since.String(), "take it out of "+where+"; "+f.remedy)
+			for _, f := range db.EndingFlags(component, kubeversion.Minor{}, to) {
+				if f.Name == name {
+					add(component, where, name, f.Removed.String(), "take it out of "+where+"; "+f.Remedy)
 				}
 			}
 			if component != "etcd" || etcdTo.IsZero() {
@@ -525,14 +531,18 @@ func flagNames(args []string) []string {
 }
 
 func featureGates(_ context.Context, in *Input) []Result {
-	if g := in.gap("gates", "nodes", "pods"); g != nil {
+	if g := in.gap("gates", cluster.ReadNodes, cluster.ReadPods); g != nil {
 		return []Result{*g}
 	}
 	to := in.kubeletTarget().MinorVersion()
 	if to.Compare(k(33)) < 0 {
 		return []Result{skipped("gates", "nothing is recorded of gates before 1.33")}
 	}
-	removed, locked := gatesAt(to)
+	db, broken := lifecycleData("gates")
+	if broken != nil {
+		return []Result{*broken}
+	}
+	removed, locked := gatesAt(db, to)
 	var out []Result
 	at := make(map[string]int)
 	judge := func(where string, gates map[string]string) {
@@ -602,8 +612,8 @@ func featureGates(_ context.Context, in *Input) []Result {
 			out = append(out, *g)
 		}
 	}
-	if in.unread("hosts") != nil && !in.managed() {
-		out = append(out, *in.gap("kubelets", "hosts"))
+	if in.unread(cluster.ReadHosts) != nil && !in.managed() {
+		out = append(out, *in.gap("kubelets", cluster.ReadHosts))
 	}
 	for _, n := range in.State.Nodes {
 		if g := in.gap(n.Name, "node/"+n.Name+"/host", "node/"+n.Name+"/host/kubelet-config"); g != nil {
@@ -614,24 +624,14 @@ func featureGates(_ context.Context, in *Input) []Result {
 }
 
 // gatesAt gives the gates that are gone at a minor with the minor that dropped them, and the locked ones with their value.
-func gatesAt(to kubeversion.Minor) (removed, locked map[string]string) {
+func gatesAt(db *lifecycle.DB, to kubeversion.Minor) (removed, locked map[string]string) {
 	removed, locked = make(map[string]string), make(map[string]string)
-	for m, names := range removedGates {
-		if m.Compare(to) <= 0 {
-			for _, g := range strings.Fields(names) {
-				removed[g] = m.String()
-			}
+	for _, g := range db.EndingGates(kubeversion.Minor{}, to) {
+		if g.Removed != (kubeversion.Minor{}) && g.Removed.Compare(to) <= 0 {
+			removed[g.Name] = g.Removed.String()
 		}
-	}
-	for m, names := range lockedGates {
-		if m.Compare(to) <= 0 {
-			for _, g := range strings.Fields(names) {
-				name, value, set := strings.Cut(g, "=")
-				if !set {
-					value = "true"
-				}
-				locked[name] = value
-			}
+		if g.Locked != (kubeversion.Minor{}) && g.Locked.Compare(to) <= 0 {
+			locked[g.Name] = strconv.FormatBool(g.LockedTo)
 		}
 	}
 	return removed, locked

@@ -2,8 +2,8 @@ package preflight
 
 import (
 	"slices"
-	"strings"
 
+	"github.com/belayops/belay/apicheck/lifecycle"
 	"github.com/belayops/belay/cluster"
 	"github.com/belayops/belay/internal/kubeversion"
 )
@@ -46,46 +46,13 @@ var containerdFor = map[kubeversion.Minor][]kubeversion.V{
 	k(37): {{Major: 2, Minor: 3}, {Major: 2, Minor: 4}},
 }
 
-// removedFlag is a flag that a component no longer knows from a minor on: it does not start with it.
-type removedFlag struct {
-	name   string
-	since  kubeversion.Minor
-	remedy string
-}
-
-// removedKubeletFlags come from the diff of flag registrations between minors (cmd/kubelet/app/options).
-func removedKubeletFlags() []removedFlag {
-	flags := []removedFlag{
-		{"keep-terminated-pod-volumes", k(31), "it did nothing"},
-		{"iptables-masquerade-bit", k(31), "it did nothing"},
-		{"iptables-drop-bit", k(31), "it did nothing"},
-		{"cloud-config", k(34), "cloud providers are external"},
-		{"register-schedulable", k(34), "use registerWithTaints in the kubelet's configuration"},
-		// kubernetes/kubernetes#133779: kubeadm 1.35 alone takes it out of kubeadm-flags.env, and out of no other file.
-		{"pod-infra-container-image", k(35), "set the sandbox image in containerd's configuration (pinned_images.sandbox)"},
+// lifecycleData is the database of API, gate and flag lifecycles; a Result when it cannot be read.
+func lifecycleData(subject string) (*lifecycle.DB, *Result) {
+	db, err := lifecycle.Default()
+	if err != nil {
+		return nil, &Result{Subject: subject, Status: Unknown, Message: err.Error(), Remedy: "report this as a bug: the data is part of the program"}
 	}
-	// kubernetes/kubernetes#139870.
-	for _, n := range strings.Fields(`application-metrics-count-limit boot-id-file container-hints containerd containerd-namespace
-		enable-load-reader event-storage-age-limit event-storage-event-limit global-housekeeping-interval log-cadvisor-usage machine-id-file
-		storage-driver-user storage-driver-password storage-driver-host storage-driver-db storage-driver-table storage-driver-secure storage-driver-buffer-duration`) {
-		flags = append(flags, removedFlag{n, k(37), "cAdvisor's flags are gone without replacement"})
-	}
-	return flags
-}
-
-// removedComponentFlags are the same of static pods.
-var removedComponentFlags = map[string][]removedFlag{
-	"kube-apiserver": {
-		{"cloud-provider", k(33), "cloud providers are external"},
-		{"cloud-config", k(33), "cloud providers are external"},
-	},
-	"kube-controller-manager": {
-		{"volume-host-cidr-denylist", k(31), "it is gone without replacement"},
-		{"volume-host-allow-local-loopback", k(31), "it is gone without replacement"},
-		{"horizontal-pod-autoscaler-upscale-delay", k(31), "use the HorizontalPodAutoscaler's behavior field"},
-		{"horizontal-pod-autoscaler-downscale-delay", k(31), "use --horizontal-pod-autoscaler-downscale-stabilization"},
-		{"concurrent-service-syncs", k(37), "it did nothing since 1.31"},
-	},
+	return db, nil
 }
 
 // etcd37Renames maps flags that etcd 3.7 no longer knows to what etcd 3.6 takes already (etcd-io/etcd#19959). Other
@@ -103,44 +70,6 @@ var etcd37Renames = map[string]string{
 
 // etcd36Removed are flags that etcd 3.6 no longer knows.
 var etcd36Removed = []string{"enable-v2", "experimental-enable-v2v3", "proxy", "proxy-failure-wait", "proxy-refresh-interval", "proxy-dial-timeout", "proxy-write-timeout", "proxy-read-timeout"}
-
-// removedGates are feature gates that a minor no longer knows: naming one is fatal to every component
-// (test/compatibility_lifecycle/reference/versioned_feature_list.yaml of each minor).
-var removedGates = map[kubeversion.Minor]string{
-	k(33): `APIListChunking AdmissionWebhookMatchConditions AggregatedDiscoveryEndpoint AppArmor AppArmorFields CPUManager DisableCloudProviders
-		DisableKubeletCloudCredentialProviders EfficientWatchResumption JobPodFailurePolicy KubeProxyDrainingTerminatingNodes PDBUnhealthyPodEvictionPolicy
-		PersistentVolumeLastPhaseTransitionTime RemainingItemCount VolumeCapacityPriority WatchBookmark`,
-	k(34): `DevicePluginCDIDevices ElasticIndexedJob LegacySidecarContainers PodDisruptionConditions StatefulSetStartOrdinal`,
-	k(35): `AllowServiceLBStatusOnNonLB ComponentSLIs CronJobsScheduledAnnotation LoadBalancerIPMode PodIndexLabel ProbeHostPodSecurityStandards
-		SizeMemoryBackedVolumes StatefulSetAutoDeletePVC StrictCostEnforcementForVAP StrictCostEnforcementForWebhooks UserNamespacesPodSecurityStandards`,
-	k(36): `CSIMigrationPortworx HonorPVReclaimPolicy InPlacePodVerticalScalingAllocatedStatus InTreePluginPortworxUnregister MemoryManager
-		ServiceTrafficDistribution StructuredAuthorizationConfiguration TopologyAwareHints WatchFromStorageWithoutResourceVersion`,
-	k(37): `APIServerTracing AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors AuthorizeWithSelectors BtreeWatchCache
-		ConsistentListFromCache GangScheduling JobBackoffLimitPerIndex JobPodReplacementPolicy JobSuccessPolicy LogarithmicScaleDown OrderedNamespaceDeletion
-		PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PreventStaticPodAPIReferences RelaxedDNSSearchValidation ResilientWatchCacheInitialization
-		RetryGenerateName SchedulerQueueingHints SidecarContainers StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf
-		StructuredAuthenticationConfiguration WorkloadAwarePreemption`,
-}
-
-// lockedGates are locked from a minor on: true unless the name is followed by =false. Another value is fatal.
-var lockedGates = map[kubeversion.Minor]string{
-	k(33): `AnyVolumeDataSource BtreeWatchCache CPUManagerPolicyOptions CRDValidationRatcheting CSIMigrationPortworx HonorPVReclaimPolicy JobBackoffLimitPerIndex
-		JobSuccessPolicy MatchLabelKeysInPodAffinity NFTablesProxyMode NodeInclusionPolicyInPodTopologySpread RecursiveReadOnlyMounts ServiceAccountTokenNodeBinding
-		ServiceTrafficDistribution SidecarContainers TopologyAwareHints WatchFromStorageWithoutResourceVersion=false`,
-	k(34): `APIServerTracing AnonymousAuthConfigurableEndpoints AuthorizeNodeWithSelectors AuthorizeWithSelectors ConsistentListFromCache JobPodReplacementPolicy
-		KubeletCgroupDriverFromCRI KubeletTracing MultiCIDRServiceAllocator NodeSwap OrderedNamespaceDeletion PodLifecycleSleepAction PodLifecycleSleepActionAllowZero
-		ProbeHostPodSecurityStandards RecoverVolumeExpansionFailure RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation ResilientWatchCacheInitialization
-		SchedulerQueueingHints SeparateTaintEvictionController StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf StructuredAuthenticationConfiguration
-		WinDSR WinOverlay`,
-	k(35): `AggregatedDiscoveryRemoveBetaType DisableAllocatorDualWrite DynamicResourceAllocation ExecProbeTimeout ImageMaximumGCAge InPlacePodVerticalScaling JobManagedBy
-		PodObservedGenerationTracking PreferSameTrafficDistribution SupplementalGroupsPolicy SystemdWatchdog AllowOverwriteTerminationGracePeriodSeconds=false`,
-	k(36): `CSIServiceAccountTokenSecrets DRAAdminAccess DeclarativeValidation DisableNodeKubeProxyVersion ExternalServiceAccountTokenSigner ImageVolume KubeletFineGrainedAuthz
-		KubeletPSI KubeletPodResourcesDynamicResources KubeletPodResourcesGet MutableCSINodeAllocatableCount NodeLogQuery ProcMountType SELinuxChangePolicy
-		SELinuxMountReadWriteOncePod TopologyManagerPolicyOptions UserNamespacesSupport VolumeAttributesClass GitRepoVolumeDriver=false SeparateCacheWatchRPC=false`,
-	k(37): `DRAExtendedResource DRAPrioritizedList DRAResourceClaimDeviceStatus DisableCPUQuotaWithExclusiveCPUs HPAConfigurableTolerance HostnameOverride
-		InPlacePodVerticalScalingInitContainers NodeDeclaredFeatures PLEGOnDemandRelist PodReadyToStartContainersCondition RelaxedServiceNameValidation
-		WatchCacheInitializationPostStartHook DeclarativeValidationTakeover=false`,
-}
 
 // badTarget is a range of patches, both ends included, that harms clusters which meet a condition.
 type badTarget struct {

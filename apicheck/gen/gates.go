@@ -76,17 +76,23 @@ func (s *sources) gateEnds(ov *overrides) ([]lifecycle.Gate, error) {
 				name = r
 			}
 			present[name] = n
-			for _, sp := range specs {
-				if !sp.LockToDefault {
-					continue
-				}
-				at := m(32) // an unversioned gate was locked when the lists begin, or before
-				if sp.Version != "" {
-					if err := at.UnmarshalText([]byte(sp.Version)); err != nil {
+			lock, err := lockAt(n, specs)
+			if err != nil {
+				return nil, fmt.Errorf("gate %s: %w", name, err)
+			}
+			switch old := byName[name]; {
+			case lock == nil:
+				delete(byName, name) // a lock that was taken back
+			case old == nil || old.LockedTo != lock.Default:
+				// A binary can lock a gate at a version before its own: what counts is the first minor whose binary does. Only
+				// the first list tells nothing of the minors before it, so there the version stands.
+				at := n
+				if n == m(32) && lock.Version != "" {
+					if err := at.UnmarshalText([]byte(lock.Version)); err != nil {
 						return nil, fmt.Errorf("gate %s: %w", name, err)
 					}
 				}
-				byName[name] = &lifecycle.Gate{Name: name, Locked: at, LockedTo: sp.Default}
+				byName[name] = &lifecycle.Gate{Name: name, Locked: at, LockedTo: lock.Default}
 			}
 		}
 	}
@@ -114,4 +120,25 @@ func (s *sources) gateEnds(ov *overrides) ([]lifecycle.Gate, error) {
 		out = append(out, *byName[name])
 	}
 	return out, nil
+}
+
+// lockAt gives the specification that holds at a minor, when it locks the gate.
+func lockAt(n minor, specs []gateSpec) (*gateSpec, error) {
+	var at *gateSpec
+	var since minor
+	for i := range specs {
+		var v minor // an unversioned gate holds always
+		if specs[i].Version != "" {
+			if err := v.UnmarshalText([]byte(specs[i].Version)); err != nil {
+				return nil, err
+			}
+		}
+		if v.Compare(n) <= 0 && v.Compare(since) >= 0 {
+			at, since = &specs[i], v
+		}
+	}
+	if at == nil || !at.LockToDefault {
+		return nil, nil
+	}
+	return at, nil
 }

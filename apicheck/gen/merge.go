@@ -80,8 +80,8 @@ func generate(ctx context.Context) (*result, error) {
 		}
 	}
 	for _, f := range db.Flags {
-		if f.Evidence == "" {
-			return nil, fmt.Errorf("overrides.yaml: flag %s of %s has no evidence", f.Name, f.Component)
+		if f.Evidence == "" || f.Remedy == "" {
+			return nil, fmt.Errorf("overrides.yaml: flag %s of %s has no evidence or no remedy", f.Name, f.Component)
 		}
 	}
 	slices.SortFunc(db.Flags, func(a, b lifecycle.Flag) int {

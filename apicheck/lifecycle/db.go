@@ -196,7 +196,9 @@ type Flag struct {
 	Component string `json:"component"`
 	Name      string `json:"name"`
 	Removed   Minor  `json:"removed"`
-	Evidence  string `json:"evidence"`
+	// Remedy says what takes its place, for people.
+	Remedy   string `json:"remedy"`
+	Evidence string `json:"evidence"`
 }
 
 // Default gives the database that is built in.
