@@ -226,6 +226,12 @@ func (c *creation) open(ctx context.Context) error {
 		return fmt.Errorf("make the backup's directory: %w", err)
 	}
 	c.d = &dirWriter{dir: c.final + partialSuffix, recipients: c.o.Recipients, all: c.o.EncryptAll}
+	if slices.ContainsFunc(c.o.Recipients, isPassphrase) {
+		c.m.Encryption.KeyFile = keyName + ageSuffix
+		if err := lockWithPassphrase(c.d); err != nil {
+			return errors.Join(err, os.RemoveAll(c.d.dir))
+		}
+	}
 	return nil
 }
 
@@ -337,7 +343,7 @@ func (c *creation) etcd(ctx context.Context) (err error) {
 	for _, f := range found {
 		c.sink.Emit(event.Event{Time: time.Now(), Type: event.Warning, Run: "backup", Subject: f.ID, Msg: "accepted: " + f.Message})
 	}
-	// Encryption needs a second copy for as long as the plain one is read.
+	// Encryption needs a second copy for as long as the snapshot is opened.
 	need := m.status.DbSize
 	if c.d.encrypts(true) {
 		need *= 2
@@ -345,8 +351,7 @@ func (c *creation) etcd(ctx context.Context) (err error) {
 	if err := checkFree(c.d.dir, need); err != nil {
 		return err
 	}
-	plain := filepath.Join(c.d.dir, filepath.FromSlash(snapshotName))
-	part, err := c.snapshot(ctx, cluster, m, plain)
+	part, err := c.snapshot(ctx, cluster, m)
 	if err != nil {
 		return err
 	}
@@ -360,22 +365,35 @@ func (c *creation) etcd(ctx context.Context) (err error) {
 }
 
 // snapshot streams, opens and counts.
-func (c *creation) snapshot(ctx context.Context, cluster *etcdCluster, m *member, plain string) (part *EtcdPart, err error) {
-	// The database library opens files by name, so the snapshot is written in
-	// the clear first, and encrypted once it was opened.
-	plainWriter := &dirWriter{dir: c.d.dir}
-	w, err := plainWriter.create(snapshotName, true)
+func (c *creation) snapshot(ctx context.Context, cluster *etcdCluster, m *member) (part *EtcdPart, err error) {
+	w, err := c.d.create(snapshotName, true)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Abort()) }()
-	w.hash = nil // the stream is hashed on the way
-	t, version, err := m.stream(ctx, w, emitProgress(c.sink, "etcd", m.name()))
+	plain, out := w.f.Name(), io.Writer(w)
+	if w.entry.Encrypted {
+		// The database library opens files by name, and only what is in the clear:
+		// a second copy that has no name, so that nothing of it stays.
+		private, path, err := privateFile(c.d.dir)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, releasePrivate(private)) }()
+		plain, out = path, io.MultiWriter(w, private)
+	} else {
+		w.hash = nil // the stream is hashed on the way
+	}
+	t, version, err := m.stream(ctx, out, emitProgress(c.sink, "etcd", m.name()))
 	if err != nil {
 		return nil, err
 	}
-	if w.entry.SHA256, err = t.sum(); err != nil {
+	sum, err := t.sum()
+	if err != nil {
 		return nil, err
+	}
+	if !w.entry.Encrypted {
+		w.entry.SHA256 = sum
 	}
 	if err := w.Close(); err != nil {
 		return nil, err
@@ -392,11 +410,11 @@ func (c *creation) snapshot(ctx context.Context, cluster *etcdCluster, m *member
 		return nil, err
 	}
 	part = &EtcdPart{
-		File: snapshotName, Node: m.Node, Endpoint: m.URL, Leader: m.isLeader(), Lag: cluster.lag(m),
+		File: w.entry.Path, Node: m.Node, Endpoint: m.URL, Leader: m.isLeader(), Lag: cluster.lag(m),
 		MemberID: fmt.Sprintf("%x", m.status.Header.GetMemberId()), ClusterID: fmt.Sprintf("%x", cluster.clusterID),
 		Version: m.status.Version, StorageVersion: contents.StorageVersion,
 		Revision: contents.Revision, Hash: contents.Hash, TotalKeys: contents.TotalKeys, Counts: contents.Counts,
-		Size: t.n, SHA256: w.entry.SHA256, LiveCounts: live,
+		Size: t.n, SHA256: sum, LiveCounts: live,
 	}
 	if version != "" && part.StorageVersion == "" {
 		part.StorageVersion = version
@@ -408,38 +426,7 @@ func (c *creation) snapshot(ctx context.Context, cluster *etcdCluster, m *member
 		}
 		part.Members = append(part.Members, e)
 	}
-	if !c.d.encrypts(true) {
-		c.d.mu.Lock()
-		c.d.files = append(c.d.files, plainWriter.files...)
-		c.d.mu.Unlock()
-		return part, nil
-	}
-	if err := c.encryptFile(plain, snapshotName); err != nil {
-		return nil, err
-	}
-	part.File += ageSuffix
 	return part, nil
-}
-
-// encryptFile replaces a plain file of the backup by its encrypted form.
-func (c *creation) encryptFile(plain, name string) (err error) {
-	f, err := os.Open(plain)
-	if err != nil {
-		return fmt.Errorf("encrypt %s: %w", name, err)
-	}
-	defer f.Close()
-	w, err := c.d.create(name, true)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, w.Abort()) }()
-	if _, err := io.Copy(w, f); err != nil {
-		return err
-	}
-	if err := w.Close(); err != nil {
-		return err
-	}
-	return os.Remove(plain)
 }
 
 // finish reads everything back, writes the manifest and gives the directory its name.

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"k8s.io/client-go/rest"
 
+	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
 )
@@ -334,10 +336,17 @@ func TestMemberStoppedInTheMiddle(t *testing.T) {
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("BELAY_TEST_CREATE_IN"); dir != "" {
 		signal.Ignore(syscall.SIGXFSZ)
-		_, err := Create(context.Background(), Options{
+		o := Options{
 			Dir: dir, REST: &rest.Config{Host: os.Getenv("BELAY_TEST_API")},
 			Etcd: &EtcdAccess{Endpoints: []EtcdEndpoint{{Node: "cp1", URL: os.Getenv("BELAY_TEST_ETCD")}}},
-		})
+		}
+		var err error
+		if key := os.Getenv("BELAY_TEST_RECIPIENT"); key != "" {
+			if o.Recipients, o.RecipientNames, err = Recipients([]string{key}, ""); err != nil {
+				panic(err)
+			}
+		}
+		_, err = Create(context.Background(), o)
 		fmt.Println(err)
 		if errors.Is(err, syscall.EFBIG) {
 			os.Exit(42)
@@ -415,6 +424,140 @@ func TestKillLeavesOnlyPartial(t *testing.T) {
 	}
 }
 
+// slowProxy passes on what comes from target, but stops after so many bytes, and says so.
+func slowProxy(t *testing.T, target string, limit int64) (addr string, stopped <-chan struct{}) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	done := make(chan struct{})
+	go func() {
+		var left atomic.Int64
+		left.Store(limit)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			up, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = c.Close()
+				return
+			}
+			go func() { _, _ = io.Copy(up, c) }()
+			go func() {
+				buf := make([]byte, 32<<10)
+				for {
+					n, err := up.Read(buf)
+					if err != nil {
+						return
+					}
+					if after := left.Add(-int64(n)); after < 0 {
+						if after+int64(n) >= 0 {
+							close(done)
+						}
+						return // the connection stays, and nothing comes any more
+					}
+					if _, err := c.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String(), done
+}
+
+// A kill while an encrypted backup is written leaves nothing in the clear.
+func TestKillLeavesNothingInTheClear(t *testing.T) {
+	f := newFixture(t)
+	secret := strings.Repeat("SECRET-IN-ETCD ", 64<<10)
+	for i := range 6 {
+		if _, err := f.cli.Put(t.Context(), fmt.Sprintf("/registry/secrets/shop/%d", i), secret); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, stopped := slowProxy(t, f.etcd.Clients[0].Addr().String(), 4<<20)
+	cmd := f.child(t, "", "http://"+addr)
+	cmd.Env = append(cmd.Env, "BELAY_TEST_RECIPIENT="+key.Recipient().String())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	snapshot := filepath.Join("etcd", "snapshot.db"+ageSuffix)
+	select {
+	case <-stopped:
+	case <-time.After(30 * time.Second):
+		t.Error("the child never came so far")
+	}
+	err = condition.Wait(t.Context(), condition.Condition{Name: "the child to write what came", Check: func(context.Context) error {
+		found, err := filepath.Glob(filepath.Join(f.dir, "*", snapshot))
+		if err != nil || len(found) != 1 {
+			return condition.NotYetf("no snapshot: %v %v", found, err)
+		}
+		if info, err := os.Stat(found[0]); err != nil || info.Size() < 2<<20 {
+			return condition.NotYetf("hardly anything is written: %v", err)
+		}
+		return nil
+	}}, condition.Options{Timeout: 20 * time.Second, Interval: 20 * time.Millisecond})
+	if err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	files := 0
+	err = filepath.WalkDir(f.dir, func(p string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		files++
+		data, err := os.ReadFile(p)
+		if bytes.Contains(data, []byte("SECRET-IN-ETCD")) {
+			t.Errorf("%s holds a secret in the clear", p)
+		}
+		return err
+	})
+	if err != nil || files == 0 {
+		t.Errorf("looked at %d files: %v", files, err)
+	}
+}
+
+// What a killed verification left in the clear is removed by the next one; what a living one has stays.
+func TestAbandonedDataInTheClearIsRemoved(t *testing.T) {
+	parent := t.TempDir()
+	alive, err := newTempDir(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	abandoned := filepath.Join(parent, tempPrefix+"123")
+	foreign := filepath.Join(parent, "other-123")
+	for _, dir := range []string{abandoned, foreign} {
+		if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(abandoned, tempLock), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next, err := newTempDir(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]bool{alive.path: true, next.path: true, foreign: true, abandoned: false} {
+		if _, err := os.Stat(dir); (err == nil) != want {
+			t.Errorf("%s: %v, want there: %t", dir, err, want)
+		}
+	}
+	if err := errors.Join(alive.remove(), next.remove()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestEncryption(t *testing.T) {
 	f := newFixture(t)
 	o := f.options()
@@ -454,7 +597,7 @@ func TestEncryption(t *testing.T) {
 	}
 	for name, ids := range map[string][]age.Identity{"wrong": wrong, "none": nil} {
 		_, err := Verify(t.Context(), b.Dir, VerifyOptions{Level: Opened, Identities: ids})
-		if key := (*KeyError)(nil); !errors.As(err, &key) || key.Recipients != PassphraseRecipient {
+		if key := (*KeyError)(nil); !errors.As(err, &key) || key.Recipients != PassphraseRecipient || !strings.Contains(err.Error(), "--passphrase-file") {
 			t.Errorf("%s passphrase: %v, want a *KeyError", name, err)
 		}
 	}

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 
 	"filippo.io/age"
 )
@@ -59,4 +62,64 @@ func Identities(files []string, passphrase string) ([]age.Identity, error) {
 		out = append(out, id)
 	}
 	return out, nil
+}
+
+// keyName is where the key of a backup lies that a passphrase opens.
+const keyName = "key"
+
+// maxKey bounds what is read of it, in bytes.
+const maxKey = 4 << 10
+
+// lockWithPassphrase makes a key for this backup's files and writes it,
+// encrypted with the passphrase, so that the passphrase is worked on once.
+func lockWithPassphrase(d *dirWriter) error {
+	key, err := age.GenerateX25519Identity()
+	if err != nil {
+		return fmt.Errorf("make the backup's key: %w", err)
+	}
+	if err := d.writeFile(keyName, true, []byte(key.String()+"\n"), "", 0); err != nil {
+		return err
+	}
+	d.recipients = []age.Recipient{key.Recipient()}
+	return nil
+}
+
+func isPassphrase(r age.Recipient) bool {
+	_, ok := r.(*age.ScryptRecipient)
+	return ok
+}
+
+// keyring keeps a backup's key once it was opened.
+type keyring struct {
+	mu  sync.Mutex
+	key age.Identity
+}
+
+// key opens the backup's key file.
+func (m *Manifest) key(dir string, ids []age.Identity) (age.Identity, error) {
+	m.unlocked.mu.Lock()
+	defer m.unlocked.mu.Unlock()
+	if m.unlocked.key != nil {
+		return m.unlocked.key, nil
+	}
+	f := m.File(m.Encryption.KeyFile)
+	p := filepath.Join(dir, m.Encryption.KeyFile)
+	if f == nil {
+		return nil, &DamagedError{p, "it opens all other files and is not in the manifest's list"}
+	}
+	r, err := m.open(dir, f, ids)
+	if err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(io.LimitReader(r, maxKey))
+	if err = errors.Join(err, r.Close()); err != nil {
+		return nil, fmt.Errorf("read %s: %w", p, err)
+	}
+	key, err := age.ParseX25519Identity(strings.TrimSpace(string(b)))
+	if err != nil {
+		// The error may repeat what it read.
+		return nil, &DamagedError{p, "it holds no key"}
+	}
+	m.unlocked.key = key
+	return key, nil
 }

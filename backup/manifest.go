@@ -59,6 +59,9 @@ type Manifest struct {
 	Files    []File   `json:"files"`
 	// Digest is "sha256:" and the digest of this document with Digest empty.
 	Digest string `json:"digest"`
+
+	// unlocked is the key of Encryption.KeyFile, once it was opened.
+	unlocked *keyring
 }
 
 // Encryption says who can read the encrypted files.
@@ -69,6 +72,9 @@ type Encryption struct {
 	Scope string `json:"scope"`
 	// Recipients are public keys, or the single word "passphrase".
 	Recipients []string `json:"recipients"`
+	// KeyFile is the file that a passphrase opens: it holds the age identity that opens all others. Deriving a key of a
+	// passphrase takes a second by intention, and a backup has hundreds of files.
+	KeyFile string `json:"keyFile,omitempty"`
 }
 
 // EtcdPart says where the snapshot is from and what is in it.
@@ -312,6 +318,7 @@ func parseManifest(p string, b []byte) (*Manifest, error) {
 		}
 		seen[f.Path] = true
 	}
+	m.unlocked = &keyring{}
 	return &m, nil
 }
 

@@ -1,6 +1,8 @@
 package backup
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -147,9 +149,10 @@ type verification struct {
 	dir  string
 	m    *Manifest
 	r    *Report
-	// tmp holds decrypted data, plain the snapshot in the clear.
-	tmp   string
-	plain string
+	// tmp holds restored data, private the decrypted snapshot, plain is the path of the snapshot in the clear.
+	tmp     *tempDir
+	private *os.File
+	plain   string
 }
 
 func (v *verification) problem(l Level, file, format string, args ...any) {
@@ -157,24 +160,25 @@ func (v *verification) problem(l Level, file, format string, args ...any) {
 }
 
 func (v *verification) cleanUp() error {
-	if v.tmp == "" {
-		return nil
+	var errs []error
+	if v.private != nil {
+		errs = append(errs, releasePrivate(v.private))
 	}
-	tmp := v.tmp
-	v.tmp = ""
-	return os.RemoveAll(tmp)
+	if v.tmp != nil {
+		errs = append(errs, v.tmp.remove())
+	}
+	v.private, v.tmp, v.plain = nil, nil, ""
+	return errors.Join(errs...)
 }
 
 func (v *verification) temp() (string, error) {
-	if v.tmp != "" {
-		return v.tmp, nil
+	if v.tmp == nil {
+		var err error
+		if v.tmp, err = newTempDir(v.o.TempDir); err != nil {
+			return "", err
+		}
 	}
-	tmp, err := os.MkdirTemp(v.o.TempDir, "belay-verify-")
-	if err != nil {
-		return "", err
-	}
-	v.tmp = tmp
-	return tmp, nil
+	return v.tmp.path, nil
 }
 
 // copied checks that exactly the files of the manifest are there, with their sizes.
@@ -350,26 +354,22 @@ func (v *verification) snapshotFile(ctx context.Context) (string, error) {
 		v.plain = p
 		return p, nil
 	}
-	tmp, err := v.temp()
-	if err != nil {
-		return "", err
-	}
 	r, err := v.m.open(v.dir, f, v.o.Identities)
 	if err != nil {
 		return "", err
 	}
 	defer r.Close()
-	plain := filepath.Join(tmp, "snapshot.db")
-	out, err := os.OpenFile(plain, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	dir := cmp.Or(v.o.TempDir, os.TempDir())
+	if err := checkFree(dir, e.Size); err != nil {
+		return "", err
+	}
+	out, plain, err := privateFile(dir)
 	if err != nil {
 		return "", err
 	}
-	defer out.Close()
+	v.private = out
 	t := newTrailerWriter(out)
-	if _, err := io.Copy(t, &ctxReader{ctx, r}); err != nil {
-		return "", fmt.Errorf("decrypt %s: %w", p, err)
-	}
-	if err := out.Close(); err != nil {
+	if _, err := io.CopyBuffer(struct{ io.Writer }{t}, &ctxReader{ctx, r}, make([]byte, 1<<20)); err != nil {
 		return "", fmt.Errorf("decrypt %s: %w", p, err)
 	}
 	sum, err := t.sum()
@@ -434,7 +434,11 @@ type KeyError struct {
 }
 
 func (e *KeyError) Error() string {
-	return fmt.Sprintf("decrypt %s: %v; it is encrypted for %s", e.Path, e.Err, e.Recipients)
+	how := "give the identity file of one of these with -i"
+	if e.Recipients == PassphraseRecipient {
+		how = "give the file with the passphrase with --passphrase-file"
+	}
+	return fmt.Sprintf("decrypt %s: %v; it is encrypted for %s: %s", e.Path, e.Err, e.Recipients, how)
 }
 
 // Unwrap gives the reason.
@@ -442,6 +446,13 @@ func (e *KeyError) Unwrap() error { return e.Err }
 
 // open opens a file of the backup in dir, decrypting it when needed.
 func (m *Manifest) open(dir string, f *File, ids []age.Identity) (io.ReadCloser, error) {
+	if f.Encrypted && m.Encryption != nil && m.Encryption.KeyFile != "" && f.Path != m.Encryption.KeyFile {
+		key, err := m.key(dir, ids)
+		if err != nil {
+			return nil, err
+		}
+		ids = []age.Identity{key}
+	}
 	p := filepath.Join(dir, filepath.FromSlash(f.Path))
 	r, err := os.Open(p)
 	if err != nil {
@@ -457,7 +468,13 @@ func (m *Manifest) open(dir string, f *File, ids []age.Identity) (io.ReadCloser,
 	if len(ids) == 0 {
 		return nil, errors.Join(&KeyError{Path: p, Recipients: recipients, Err: errors.New("no identity or passphrase was given")}, r.Close())
 	}
-	plain, err := age.Decrypt(r, ids...)
+	plain, err := age.Decrypt(bufio.NewReaderSize(r, 1<<20), ids...)
+	if none := (*age.NoIdentityMatchError)(nil); errors.As(err, &none) {
+		err = errors.New("what was given does not open it")
+		if recipients == PassphraseRecipient {
+			err = errors.New("the passphrase is wrong")
+		}
+	}
 	if err != nil {
 		return nil, errors.Join(&KeyError{Path: p, Recipients: recipients, Err: err}, r.Close())
 	}
