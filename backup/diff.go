@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/kubeversion"
 )
 
 // DiffSchema names the format of a Diff.
@@ -202,6 +203,15 @@ func newLiveSource(ctx context.Context, cfg *rest.Config) (*liveSource, error) {
 func (c *apiClient) get(ctx context.Context, path string) (json.RawMessage, error) {
 	u := c.base.JoinPath(path)
 	return c.do(ctx, "GET", u.String(), "", nil)
+}
+
+// version asks the cluster for its version.
+func (s *liveSource) version() (kubeversion.V, error) {
+	info, err := s.api.disc.ServerVersion()
+	if err != nil {
+		return kubeversion.V{}, fmt.Errorf("read the cluster's version: %w", err)
+	}
+	return kubeversion.Parse(info.GitVersion)
 }
 
 func (s *liveSource) name() string    { return s.api.base.String() }

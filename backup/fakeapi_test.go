@@ -115,6 +115,10 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.list(w, r, objs)
 		return
 	}
+	if r.Method == http.MethodPatch {
+		f.apply(w, r)
+		return
+	}
 	for c, objs := range f.objects {
 		base, resource := c[:strings.LastIndex(c, "/")], c[strings.LastIndex(c, "/")+1:]
 		rest, ok := strings.CutPrefix(p, base+"/")
@@ -137,6 +141,35 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+}
+
+// apply stores what a server-side apply sends, whole.
+func (f *fakeAPI) apply(w http.ResponseWriter, r *http.Request) {
+	var o map[string]any
+	if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
+		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
+		return
+	}
+	meta, _ := o["metadata"].(map[string]any)
+	name, _ := meta["name"].(string)
+	namespace, _ := meta["namespace"].(string)
+	dir := strings.TrimSuffix(r.URL.Path, "/"+name)
+	for gv, rs := range f.resources {
+		for _, res := range rs {
+			c := collection(gv, res.Name)
+			if namespace != "" {
+				c = strings.TrimSuffix(c, res.Name) + "namespaces/" + namespace + "/" + res.Name
+			}
+			if c == dir && o["apiVersion"] == gv && o["kind"] == res.Kind {
+				if r.URL.Query().Get("dryRun") == "" {
+					f.add(gv, res.Name, namespace, name, o)
+				}
+				reply(w, o)
+				return
+			}
+		}
+	}
+	fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
 }
 
 func (f *fakeAPI) groups() metav1.APIGroupList {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/belayops/belay/internal/event"
+	"github.com/belayops/belay/internal/kubeversion"
 )
 
 // ObjectsReportSchema names the format of an ObjectsReport.
@@ -44,7 +45,20 @@ type RestoreOptions struct {
 	Overwrite bool
 	// Accept may hold OtherCluster.
 	Accept []string
-	Sink   event.Sink
+	// Convert rewrites an object of a version or kind that the live cluster no
+	// longer serves; nil means that such objects are not restored.
+	Convert Converter
+	Sink    event.Sink
+}
+
+// Converter rewrites an object (JSON) of a cluster of version from for one of
+// version to. The error says why it cannot be done, and what a person could do.
+type Converter func(object []byte, from, to kubeversion.V) (Converted, error)
+
+// Converted is a rewritten object, and what a person should know of it.
+type Converted struct {
+	Object []byte
+	Notes  []string
 }
 
 // What became of an object.
@@ -286,17 +300,23 @@ func (x *restoration) one(ctx context.Context, p *ResourcePart, id identity, raw
 		out.Action, out.Note = ActionSkipped, why
 		return
 	}
-	r, version, note := x.servedAs(p)
+	r := x.served(p.Group, p.Version, p.Kind)
 	if r == nil {
 		if x.planned["crd/"+p.id()] {
 			out.Action, out.Note = ActionCreated, "not checked by the server, as its CustomResourceDefinition is not there yet"
 			return
 		}
-		out.Action, out.Note = ActionFailed, note
-		return
+		var err error
+		if r, raw, out.Note, err = x.convert(ctx, p, raw); err != nil {
+			failed(err)
+			return
+		}
+		clear(o)
+		if err := json.Unmarshal(raw, &o); err != nil {
+			failed(err)
+			return
+		}
 	}
-	out.Note = note
-	r.version = version
 	u := r.objectPath(id)
 	now, err := x.live.api.get(ctx, u)
 	switch {
@@ -388,19 +408,87 @@ func (r resource) objectPath(id identity) string {
 	return base + name + "/" + id.Name
 }
 
-// servedAs finds the version that the live cluster takes the resource in.
-func (x *restoration) servedAs(p *ResourcePart) (r *resource, version, note string) {
+// served gives the live cluster's resource of that kind at that version, nil when there is none.
+func (x *restoration) served(group, version, kind string) *resource {
 	for i := range x.live.cat.resources {
-		c := x.live.cat.resources[i]
-		if c.group != p.Group || c.name != p.Resource {
-			continue
+		r := x.live.cat.resources[i]
+		if r.group == group && r.kind == kind && slices.Contains(r.versions, version) {
+			r.version = version
+			return &r
 		}
-		if slices.Contains(c.versions, p.Version) {
-			return &c, p.Version, ""
-		}
-		return nil, "", fmt.Sprintf("the cluster no longer serves %s/%s of it, only %s; rewrite it with belay api convert", p.Group, p.Version, strings.Join(c.versions, ", "))
 	}
-	return nil, "", "the cluster does not serve this resource; restore its CustomResourceDefinition first"
+	return nil
+}
+
+// convert rewrites an object that the live cluster does not serve as the backup has it.
+func (x *restoration) convert(ctx context.Context, p *ResourcePart, raw []byte) (*resource, []byte, string, error) {
+	gv := schema.GroupVersion{Group: p.Group, Version: p.Version}.String()
+	for i := range x.live.cat.resources {
+		r := x.live.cat.resources[i]
+		if r.group == p.Group && r.kind == p.Kind && r.custom {
+			return x.convertCustom(ctx, p, r, raw)
+		}
+	}
+	if strings.Contains(p.Group, ".") && !strings.HasSuffix(p.Group, ".k8s.io") {
+		return nil, nil, "", errors.New("the cluster does not serve this resource; restore its CustomResourceDefinition first")
+	}
+	if x.o.Convert == nil {
+		return nil, nil, "", fmt.Errorf("the cluster does not serve %s %s; write the object out and rewrite it with belay api convert", gv, p.Kind)
+	}
+	to, err := x.live.version()
+	if err != nil {
+		return nil, nil, "", err
+	}
+	c, err := x.o.Convert(raw, x.src.m.Version, to)
+	if err != nil {
+		return nil, nil, "", fmt.Errorf("the cluster does not serve %s %s: %w", gv, p.Kind, err)
+	}
+	var head struct{ APIVersion, Kind string }
+	if err := json.Unmarshal(c.Object, &head); err != nil {
+		return nil, nil, "", fmt.Errorf("after its conversion: %w", err)
+	}
+	now, err := schema.ParseGroupVersion(head.APIVersion)
+	if err != nil {
+		return nil, nil, "", fmt.Errorf("after its conversion: %w", err)
+	}
+	r := x.served(now.Group, now.Version, head.Kind)
+	if r == nil {
+		return nil, nil, "", fmt.Errorf("the cluster serves neither %s %s nor %s %s, which replaces it", gv, p.Kind, head.APIVersion, head.Kind)
+	}
+	note := fmt.Sprintf("converted from %s to %s", gv, head.APIVersion)
+	return r, c.Object, strings.Join(append([]string{note}, c.Notes...), "; "), nil
+}
+
+// convertCustom rewrites a custom object. Without a conversion webhook an
+// apiserver changes nothing but the version, and so does this; a webhook
+// converts for an apiserver only.
+func (x *restoration) convertCustom(ctx context.Context, p *ResourcePart, r resource, raw []byte) (*resource, []byte, string, error) {
+	name := p.Resource + "." + p.Group
+	crd, err := x.live.api.get(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"+name)
+	if err != nil {
+		return nil, nil, "", fmt.Errorf("read CustomResourceDefinition %s: %w", name, err)
+	}
+	var def struct {
+		Spec struct {
+			Conversion struct {
+				Strategy string `json:"strategy"`
+			} `json:"conversion"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(crd, &def); err != nil {
+		return nil, nil, "", fmt.Errorf("CustomResourceDefinition %s: %w", name, err)
+	}
+	if s := def.Spec.Conversion.Strategy; s != "" && s != "None" {
+		return nil, nil, "", fmt.Errorf("the cluster serves %s only as %s, and a webhook of its CustomResourceDefinition converts it from %s: have that version served again (served: true) while objects are restored",
+			name, strings.Join(r.versions, ", "), p.Version)
+	}
+	var o map[string]any
+	if err := json.Unmarshal(raw, &o); err != nil {
+		return nil, nil, "", err
+	}
+	o["apiVersion"] = r.apiVersion()
+	out, err := json.Marshal(o)
+	return &r, out, fmt.Sprintf("taken as %s, as its CustomResourceDefinition converts nothing; it was stored as %s", r.version, p.Version), err
 }
 
 // controlled says who makes an object, "" when it stands for itself.

@@ -1,0 +1,99 @@
+package backup
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/belayops/belay/internal/kubeversion"
+)
+
+const crdGV = "apiextensions.k8s.io/v1"
+
+// widgetCRD defines widgets.example.com at versions, the first of which is stored.
+func (f *fakeAPI) widgetCRD(strategy string, versions ...string) {
+	var vs []any
+	for i, v := range versions {
+		f.serve("example.com/"+v, "widgets", "Widget", true)
+		vs = append(vs, map[string]any{"name": v, "served": true, "storage": i == 0})
+	}
+	f.serve(crdGV, "customresourcedefinitions", "CustomResourceDefinition", false)
+	f.add(crdGV, "customresourcedefinitions", "", "widgets.example.com", map[string]any{
+		"apiVersion": crdGV, "kind": "CustomResourceDefinition",
+		"spec": map[string]any{
+			"group": "example.com", "names": map[string]any{"plural": "widgets", "kind": "Widget"}, "versions": vs,
+			"conversion": map[string]any{"strategy": strategy},
+		},
+	})
+}
+
+// An object whose version is gone since the backup is rewritten, or it is said why it is not.
+func TestRestoreConvertsWhatIsNoLongerServed(t *testing.T) {
+	f := newFixture(t)
+	f.api.serve("batch/v1beta1", "cronjobs", "CronJob", true)
+	f.api.add("batch/v1beta1", "cronjobs", "shop", "nightly", map[string]any{"apiVersion": "batch/v1beta1", "kind": "CronJob", "spec": map[string]any{"schedule": "@daily"}})
+	f.api.widgetCRD("None", "v1beta1")
+	f.api.add("example.com/v1beta1", "widgets", "shop", "red", map[string]any{"apiVersion": "example.com/v1beta1", "kind": "Widget", "spec": map[string]any{"size": 3}})
+	b := f.create(t)
+	later := func(strategy string) *fakeAPI {
+		api := newFakeAPI(t)
+		api.serve("batch/v1", "cronjobs", "CronJob", true)
+		api.widgetCRD(strategy, "v1")
+		return api
+	}
+	asked := 0
+	convert := func(object []byte, from, to kubeversion.V) (Converted, error) {
+		asked++
+		if from.Bare() != "1.36.3" || to.Bare() != "1.36.3" {
+			t.Errorf("asked to convert from %s to %s", from, to)
+		}
+		return Converted{Object: []byte(strings.ReplaceAll(string(object), "batch/v1beta1", "batch/v1")), Notes: []string{"look at time zones"}}, nil
+	}
+	restore := func(api *fakeAPI, c Converter) map[string]RestoredObject {
+		t.Helper()
+		r, err := RestoreObjects(t.Context(), b.Dir, RestoreOptions{Patterns: []string{"cronjobs.batch/shop/*", "widgets.example.com/shop/*"}, REST: api.config(), Convert: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]RestoredObject{}
+		for _, o := range r.Objects {
+			out[o.Object] = o
+		}
+		return out
+	}
+
+	api := later("None")
+	got := restore(api, convert)
+	for name, want := range map[string]string{"shop/nightly": "converted from batch/v1beta1 to batch/v1; look at time zones", "shop/red": "taken as v1, as its CustomResourceDefinition converts nothing; it was stored as v1beta1"} {
+		if o := got[name]; o.Action != ActionCreated || o.Note != want {
+			t.Errorf("%s: %+v", name, o)
+		}
+	}
+	if api.objects["/apis/batch/v1/cronjobs"]["shop/nightly"] == nil || api.objects["/apis/example.com/v1/widgets"]["shop/red"] == nil {
+		raw, _ := json.Marshal(api.objects)
+		t.Errorf("they are not there: %s", raw)
+	}
+	// The second time they are there, under the version that is served.
+	for name, o := range restore(api, convert) {
+		if o.Action == ActionCreated || o.Action == ActionFailed {
+			t.Errorf("%s again: %+v", name, o)
+		}
+	}
+	if asked != 2 {
+		t.Errorf("asked %d times to convert", asked)
+	}
+
+	refuse := func([]byte, kubeversion.V, kubeversion.V) (Converted, error) {
+		return Converted{}, errors.New("ask a person")
+	}
+	got = restore(later("Webhook"), refuse)
+	for name, want := range map[string]string{"shop/nightly": "ask a person", "shop/red": "served: true"} {
+		if o := got[name]; o.Action != ActionFailed || !strings.Contains(o.Note, want) {
+			t.Errorf("%s: %+v, want one that failed with %q", name, o, want)
+		}
+	}
+	if o := restore(later("None"), nil)["shop/nightly"]; o.Action != ActionFailed || !strings.Contains(o.Note, "belay api convert") {
+		t.Errorf("without a converter: %+v", o)
+	}
+}
