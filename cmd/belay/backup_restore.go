@@ -33,7 +33,9 @@ func newBackupRestoreCmd(d *deps) *cobra.Command {
 		Long: `With --objects, applies selected objects of a backup to the cluster with a server-side apply:
 namespaces and custom resource definitions first, webhooks last. An object that
 is there and differs is left alone unless --overwrite is given. Objects that a
-controller makes are left to it.
+controller makes are left to it. An object whose version the cluster no longer
+serves is converted to the one that replaces it, where that can be done without a
+person; kinds whose meaning changes need --accept=convert@KIND.
 
 A pattern is RESOURCE/NAME for cluster-wide objects and RESOURCE/NAMESPACE/NAME
 for others; each element may have * and ?.
@@ -80,7 +82,7 @@ by themselves, and their pods were never stopped.`,
 			if o.REST, err = d.restConfig(); err != nil {
 				return err
 			}
-			o.Sink = d.sink()
+			o.Sink, o.Convert = d.sink(), objectConverter(o.Accept)
 			r, err := backup.RestoreObjects(cmd.Context(), args[0], o)
 			if blocked := (*backup.BlockedError)(nil); errors.As(err, &blocked) {
 				return &codedError{err: err, code: exitBlocked}
@@ -163,7 +165,7 @@ func (d *deps) restoreEtcd(ctx context.Context, fl etcdRestoreFlags, o backup.Re
 		return &codedError{err: err, code: exitBlocked}
 	}
 	if unfinished := (*backup.UnfinishedError)(nil); errors.As(err, &unfinished) {
-		return &codedError{err: err, code: exitStopped, next: d.sameRestore(fl)}
+		return &codedError{err: err, code: exitStopped, next: sameRestore(fl)}
 	}
 	if err != nil {
 		return err
@@ -183,16 +185,11 @@ func (d *deps) restoreEtcd(ctx context.Context, fl etcdRestoreFlags, o backup.Re
 	})
 }
 
-// sameRestore is the command that goes on with a restore.
-func (d *deps) sameRestore(fl etcdRestoreFlags) string {
+// sameRestore is the command that goes on with a restore; the cluster's flags are added to every next command.
+func sameRestore(fl etcdRestoreFlags) string {
 	next := "belay backup restore " + fl.dir + " --etcd"
-	switch {
-	case fl.onto != "":
+	if fl.onto != "" {
 		next += " --onto " + fl.onto
-	case d.clusterName != "":
-		next += " --cluster " + d.clusterName
-	case d.inventoryFile != "":
-		next += " --inventory " + d.inventoryFile
 	}
 	if fl.prepared {
 		next += " --prepared"
