@@ -12,7 +12,7 @@ import (
 // does not understand at once it leaves to the parser, which is slower by an order of magnitude; most manifests are of
 // the simple YAML that it understands. A test holds both ways against each other.
 func (c *collector) fast(text []byte) bool {
-	var s shape
+	s := shape{watch: c.names.watched(c.db)}
 	if !s.read(text) {
 		return false
 	}
@@ -28,6 +28,10 @@ type shape struct {
 	apiVersion, kind []byte
 	hasData          bool // data or stringData stands at the top level
 	naming           bool // the line before gave apiVersion or kind
+
+	watch  *watched
+	seen   bool // a watched key stands somewhere
+	valued bool // a common key of which one value is watched does
 
 	stack [64]level
 	depth int
@@ -248,7 +252,7 @@ func (s *shape) line(line []byte, col int, state open) (next open, blockScalar, 
 				continue
 			}
 			if key, _ := splitKey(line[col:]); key == nil {
-				return value(line[col:])
+				return s.value(line[col:])
 			}
 		}
 		break
@@ -274,6 +278,7 @@ func (s *shape) line(line []byte, col int, state open) (next open, blockScalar, 
 		rest = rest[1:]
 	}
 	s.naming = false
+	s.note(key)
 	if s.depth == 1 {
 		switch string(key) {
 		case "apiVersion":
@@ -299,7 +304,17 @@ func (s *shape) line(line []byte, col int, state open) (next open, blockScalar, 
 	if len(rest) == 0 || rest[0] == '#' {
 		return pending, false, true
 	}
-	return value(rest)
+	return s.value(rest)
+}
+
+// note remembers that a watched key was seen.
+func (s *shape) note(key []byte) {
+	if s.watch.key(key) {
+		s.seen = true
+	}
+	if len(key) > 2 && key[len(key)-1] == 'y' && commonKeys[string(key)] {
+		s.valued = true
+	}
 }
 
 // name gives a plain or quoted name that stands alone on its line; nil for anything else.
@@ -352,7 +367,7 @@ func splitKey(t []byte) (key []byte, after int) {
 }
 
 // value reads what stands behind a key or dash.
-func value(v []byte) (next open, blockScalar, ok bool) {
+func (s *shape) value(v []byte) (next open, blockScalar, ok bool) {
 	switch v[0] {
 	case '|', '>':
 		i := 1
@@ -381,7 +396,7 @@ func value(v []byte) (next open, blockScalar, ok bool) {
 		}
 		return nothing, false, i < len(v) && ended(v[i+1:])
 	case '[', '{':
-		n := flow(v, 0)
+		n := s.flow(v, 0)
 		return nothing, false, n > 0 && ended(v[n:])
 	case '&', '*', '!', '%', '@', '`', '?', ':', ',', ']', '}', '#':
 		return nothing, false, false
@@ -437,7 +452,7 @@ func continuation1(v []byte) (more, ok bool) {
 }
 
 // flow reads a simple flow collection on one line and gives its length; 0 for what it does not understand.
-func flow(v []byte, depth int) int {
+func (s *shape) flow(v []byte, depth int) int {
 	if depth > 8 {
 		return 0
 	}
@@ -457,7 +472,7 @@ func flow(v []byte, depth int) int {
 		}
 		switch v[i] {
 		case '[', '{':
-			n := flow(v[i:], depth+1)
+			n := s.flow(v[i:], depth+1)
 			i += n
 			return n > 0
 		case '"', '\'':
@@ -479,6 +494,7 @@ func flow(v []byte, depth int) int {
 		if i < len(v) && v[i] == end {
 			return i + 1
 		}
+		start := i
 		if !element() {
 			return 0
 		}
@@ -486,6 +502,7 @@ func flow(v []byte, depth int) int {
 			if i+1 >= len(v) || v[i] != ':' || v[i+1] != ' ' {
 				return 0
 			}
+			s.note(bytes.Trim(v[start:i], `"'`))
 			i++
 			skip()
 			if !element() {
@@ -511,13 +528,23 @@ func flow(v []byte, depth int) int {
 type harmlessNames struct {
 	objects sync.Map // apiVersion NUL kind -> bool
 	refs    sync.Map // apiVersion -> bool
+	watch   sync.Once
+	keys    *watched
 	once    sync.Once
 	gone    [][2][]byte // group and resource that nothing serves at the target
+}
+
+func (h *harmlessNames) watched(db *lifecycle.DB) *watched {
+	h.watch.Do(func() { h.keys = watch(db) })
+	return h.keys
 }
 
 // object says whether an object of the shape, with this text, gives no finding.
 func (h *harmlessNames) object(j *judge, s *shape, text []byte) bool {
 	if !h.kind(j, s.apiVersion, s.kind) {
+		return false
+	}
+	if (s.seen || s.valued && h.keys.value(text)) && h.hasFields(j, s) {
 		return false
 	}
 	mentions := bytes.Count(text, []byte("apiVersion"))
@@ -546,6 +573,12 @@ func (h *harmlessNames) object(j *judge, s *shape, text []byte) bool {
 		return h.references(j, text)
 	}
 	return true
+}
+
+// hasFields says whether a kind has fields that end.
+func (h *harmlessNames) hasFields(j *judge, s *shape) bool {
+	g := lifecycle.ParseGVK(string(s.apiVersion), string(s.kind))
+	return len(j.db.FieldsOf(g.Group, g.Kind)) > 0
 }
 
 // kind says whether an object is nothing to report, and no list of others.

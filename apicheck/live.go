@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"go.yaml.in/yaml/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -297,12 +298,42 @@ func (c *collector) stored(r resource, m *metav1.PartialObjectMetadata) {
 	c.storedKind(r, m, src)
 	newest := c.managed(r, m, src)
 	c.lastApplied(r, m, src, newest)
+	c.deadAnnotations(r, m, src)
 	for i, ref := range m.OwnerReferences {
 		g := lifecycle.ParseGVK(ref.APIVersion, ref.Kind)
 		if j := c.db.Judge(g, c.from, c.to, false); j.Verdict == lifecycle.Removed || j.Verdict == lifecycle.PlannedRemoval {
 			s := src
 			s.Type, s.Path = SourceReference, fmt.Sprintf("metadata.ownerReferences[%d]", i)
 			c.found(use{gvk: g, namespace: m.Namespace, name: ref.Name, source: s, confidence: High, cap: Warning, note: "named by " + o + ": garbage collection looks the owner up by this version"}, j)
+		}
+	}
+}
+
+// deadAnnotations judges the annotations of a live object that do nothing any more. What is only deprecated does not count
+// here: Kubernetes writes some such annotations itself.
+func (c *collector) deadAnnotations(r resource, m *metav1.PartialObjectMetadata, src Source) {
+	if len(m.Annotations) == 0 || len(c.db.FieldsOf(r.Group, r.kind)) == 0 || r.GroupResource() == (schema.GroupResource{Resource: "persistentvolumes"}) {
+		return // of those the whole object is read
+	}
+	keys := c.names.watched(c.db)
+	annotations := &yaml.Node{Kind: yaml.MappingNode}
+	for k, v := range m.Annotations {
+		if keys.key([]byte(k)) {
+			annotations.Content = append(annotations.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: k}, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v})
+		}
+	}
+	if len(annotations.Content) == 0 {
+		return
+	}
+	wrap := func(key string, n *yaml.Node) *yaml.Node {
+		return &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, n}}
+	}
+	sub := c.collector()
+	sub.fields(origin{source: src, noLines: true, confidence: High}, object{gvk: lifecycle.GVK{Group: r.Group, Version: r.Version, Kind: r.kind}, namespace: m.Namespace, name: m.Name,
+		node: wrap("metadata", wrap("annotations", annotations))})
+	for _, f := range sub.findings {
+		if f.Verdict == lifecycle.Removed {
+			c.findings = append(c.findings, f)
 		}
 	}
 }
@@ -466,6 +497,7 @@ func (l *liveCluster) wholeObjects(all []resource) []resource {
 		{Group: "autoscaling", Resource: "horizontalpodautoscalers"}:                         "v2",
 		{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}:               "v1",
 		{Group: "", Resource: "configmaps"}:                                                  "v1",
+		{Group: "", Resource: "persistentvolumes"}:                                           "v1",
 	}
 	var out []resource
 	for _, r := range all {
@@ -545,6 +577,7 @@ func (c *collector) content(r resource, item []byte) {
 		}
 	}
 	c.references(og, obj)
+	c.fields(og, obj)
 	c.payloads(og, obj)
 }
 

@@ -73,6 +73,9 @@ func generate(ctx context.Context) (*result, error) {
 		return nil, err
 	}
 	db := &lifecycle.DB{Schema: lifecycle.Schema, Oldest: src.oldest, Newest: src.newest, Kinds: kinds, Gates: gates, Flags: ov.Flags}
+	if db.Fields, err = ov.fields(mods); err != nil {
+		return nil, err
+	}
 	for _, mod := range mods {
 		db.Modules = append(db.Modules, lifecycle.Module{Path: mod.path, Version: mod.version, Sum: mod.sum})
 		if mod.released.After(db.Date) {
@@ -655,7 +658,7 @@ func encode(db *lifecycle.DB) ([]byte, error) {
 		return nil, err
 	}
 	fmt.Fprintf(&b, "{\n\"schema\": %d,\n\"date\": %s,\n\"oldest\": %q,\n\"newest\": %q", db.Schema, date, db.Oldest, db.Newest)
-	if err := errors.Join(lines(&b, "modules", db.Modules), lines(&b, "kinds", db.Kinds), lines(&b, "gates", db.Gates), lines(&b, "flags", db.Flags)); err != nil {
+	if err := errors.Join(lines(&b, "modules", db.Modules), lines(&b, "kinds", db.Kinds), lines(&b, "gates", db.Gates), lines(&b, "flags", db.Flags), lines(&b, "fields", db.Fields)); err != nil {
 		return nil, err
 	}
 	b.WriteString("\n}\n")

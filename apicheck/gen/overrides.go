@@ -1,7 +1,11 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/belayops/belay/apicheck/lifecycle"
@@ -15,6 +19,52 @@ type overrides struct {
 	Configs  []configSource     `yaml:"configs"`
 	Gates    []gateOverride     `yaml:"gates"`
 	Flags    []lifecycle.Flag   `yaml:"flags"`
+	Fields   []fieldSource      `yaml:"fields"`
+}
+
+// fieldSource is a field or annotation that ends, ported by hand from code that warns of it. Text is part of that code (or of a
+// comment), by which the generation notices that it has moved.
+type fieldSource struct {
+	In         string `yaml:"in"`   // kinds as Kind.group, "pod" for pods and all that have a template of one
+	Path       string `yaml:"path"` // keys by spaces; [] for every element, a star ends a key that begins so
+	Value      string `yaml:"value"`
+	Deprecated minor  `yaml:"deprecated"`
+	Off        minor  `yaml:"off"`
+	Dead       minor  `yaml:"dead"`
+	Effect     string `yaml:"effect"`
+	Says       string `yaml:"says"`
+	Remedy     string `yaml:"remedy"`
+	File       string `yaml:"file"` // of the newest k8s.io/kubernetes, or of k8s.io/api after "api:"
+	Text       string `yaml:"text"`
+}
+
+// fields checks the entries of fields against the newest sources.
+func (ov *overrides) fields(mods []module) ([]lifecycle.Field, error) {
+	newest := map[string]module{}
+	for _, mod := range mods {
+		newest[mod.path] = mod // in order of minors
+	}
+	var out []lifecycle.Field
+	var errs []error
+	for _, f := range ov.Fields {
+		root := newest["k8s.io/kubernetes"].dir
+		rel, isAPI := strings.CutPrefix(f.File, "api:")
+		if isAPI {
+			root = newest["k8s.io/api"].dir
+		}
+		switch data, err := os.ReadFile(filepath.Join(root, rel)); {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("overrides.yaml: field %s: %w", f.Path, err))
+		case !bytes.Contains(data, []byte(f.Text)):
+			errs = append(errs, fmt.Errorf("overrides.yaml: field %s: %s no longer has %q: look again", f.Path, f.File, f.Text))
+		}
+		if f.Says == "" || f.Remedy == "" || f.Text == "" || (f.Dead != minor{}) != (f.Effect == lifecycle.Breaks || f.Effect == lifecycle.Ignored) {
+			errs = append(errs, fmt.Errorf("overrides.yaml: field %s lacks what it says, a remedy, a text or an effect", f.Path))
+		}
+		out = append(out, lifecycle.Field{In: strings.Fields(f.In), Path: strings.Fields(f.Path), Value: f.Value, Deprecated: f.Deprecated, Off: f.Off, Dead: f.Dead,
+			Effect: f.Effect, Says: f.Says, Remedy: f.Remedy, Evidence: f.File})
+	}
+	return out, errors.Join(errs...)
 }
 
 // kindOverride corrects one field of one kind.

@@ -41,10 +41,12 @@ type DB struct {
 	Kinds   []Kind   `json:"kinds"`
 	Gates   []Gate   `json:"gates"`
 	Flags   []Flag   `json:"flags"`
+	Fields  []Field  `json:"fields"`
 
-	byGVK  map[GVK]*Kind
-	byGK   map[groupKind][]*Kind
-	groups map[string]bool
+	byGVK    map[GVK]*Kind
+	byGK     map[groupKind][]*Kind
+	groups   map[string]bool
+	fieldsOf map[groupKind][]*Field
 	// byResource is keyed by group and resource.
 	byResource map[[2]string][]*Kind
 }
@@ -201,6 +203,33 @@ type Flag struct {
 	Evidence string `json:"evidence"`
 }
 
+// Field is a field, an annotation or a value of one that ends while its kind lives on.
+type Field struct {
+	// In names kinds as "Kind" or "Kind.group"; "pod" stands for pods and all that have a template of one.
+	In []string `json:"in"`
+	// Path leads there by keys, from the object or the template of the pod: "[]" is every element of a list, and a key that
+	// ends in a star is all that begin so.
+	Path []string `json:"path"`
+	// Value is the only value that ends; empty for all.
+	Value string `json:"value,omitempty"`
+	// Deprecated is when that was announced, where that is known; Off is the first minor that has it off by default, Dead the
+	// first in which it does nothing (Effect ignored) or keeps pods from running (Effect breaks).
+	Deprecated Minor  `json:"deprecated,omitzero"`
+	Off        Minor  `json:"off,omitzero"`
+	Dead       Minor  `json:"dead,omitzero"`
+	Effect     string `json:"effect,omitempty"`
+	// Says and Remedy are for people; Evidence is the source file of Kubernetes that warns of it.
+	Says     string `json:"says"`
+	Remedy   string `json:"remedy"`
+	Evidence string `json:"evidence"`
+}
+
+// The effects of a dead field.
+const (
+	Breaks  = "breaks"
+	Ignored = "ignored"
+)
+
 // Default gives the database that is built in.
 func Default() (*DB, error) { return Parse(embedded) }
 
@@ -237,6 +266,7 @@ func (db *DB) index() error {
 			db.byResource[gr] = append(db.byResource[gr], k)
 		}
 	}
+	db.indexFields()
 	return nil
 }
 
