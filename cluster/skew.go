@@ -24,9 +24,14 @@ type SkewProblem struct {
 	Message string
 }
 
+// Subject names the problem's component and node, as findings do: "kubelet/w1".
+func (p SkewProblem) Subject() string { return string(p.Component) + "/" + p.Node }
+
 // CheckSkew holds the version skew policy (https://kubernetes.io/releases/version-skew-policy/) against
-// every component and every apiserver: behind a balancer each component may reach each of them. Problems
-// come sorted by component and node, one for each pair of component and apiserver version.
+// every component and every apiserver: behind a balancer each component may reach each of them. The exception are the
+// controller-manager and scheduler of a kubeadm cluster: kubeadm points them at the apiserver of their own node, never
+// at the balancer (kubernetes/kubeadm#2271), and without that an HA control plane could not be upgraded node by node at
+// all. Problems come sorted by component and node, one for each pair of component and apiserver version.
 func CheckSkew(s *State) []SkewProblem {
 	var out []SkewProblem
 	type at struct {
@@ -55,8 +60,14 @@ func CheckSkew(s *State) []SkewProblem {
 	slices.SortFunc(apis, func(a, b at) int { return cmp.Or(a.v.Compare(b.v), cmp.Compare(a.node, b.node)) })
 
 	check := func(c kubeversion.Component, node string, v kubeversion.V) {
+		reach := apis
+		if c == kubeversion.ControllerManager || c == kubeversion.Scheduler {
+			if i := slices.IndexFunc(apis, func(a at) bool { return a.node == node }); i >= 0 && s.Kubeadm != nil {
+				reach = apis[i : i+1]
+			}
+		}
 		var last kubeversion.V
-		for _, a := range apis {
+		for _, a := range reach {
 			if !last.IsZero() && a.v.Compare(last) == 0 {
 				continue
 			}

@@ -87,6 +87,7 @@ type Kubeadm struct {
 	ServiceSubnet        string            `json:"serviceSubnet,omitempty"`
 	EtcdExternal         bool              `json:"etcdExternal,omitempty"`
 	EtcdImageTag         string            `json:"etcdImageTag,omitempty"`
+	EtcdImageRepository  string            `json:"etcdImageRepository,omitempty"`
 	FeatureGates         map[string]bool   `json:"featureGates,omitempty"`
 	ExtraArgs            map[string][]Flag `json:"extraArgs,omitempty"`
 }
@@ -362,6 +363,26 @@ type PDB struct {
 	Pods []string `json:"pods,omitempty"`
 	// Stale says that status.observedGeneration is behind.
 	Stale bool `json:"stale,omitempty"`
+}
+
+// Holds says whether the API asks the budget before it evicts the pod, which the budget selects: not for one that does not run, and not
+// for one that is not ready where the policy lets it go (pkg/registry/core/pod/storage/eviction.go, KEP-3017).
+func (b PDB) Holds(p Pod) bool {
+	switch {
+	case p.PastBudgets():
+		return false
+	case p.Ready:
+		return true
+	case b.UnhealthyEviction == "AlwaysAllow":
+		return false
+	}
+	// Without a policy, and with IfHealthyBudget: as long as the application itself has what it wants.
+	return b.CurrentHealthy < b.DesiredHealthy || b.DesiredHealthy <= 0
+}
+
+// PastBudgets says that the API evicts the pod without asking any budget.
+func (p Pod) PastBudgets() bool {
+	return p.Terminating || p.Phase == "Succeeded" || p.Phase == "Failed" || p.Phase == "Pending"
 }
 
 // Webhook is one admission webhook and whether somebody answers for it.

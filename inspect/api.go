@@ -745,6 +745,7 @@ func parseKubeadm(text string) (*cluster.Kubeadm, error) {
 		Etcd              struct {
 			Local *struct {
 				ImageTag  string    `json:"imageTag"`
+				ImageRepo string    `json:"imageRepository"`
 				ExtraArgs extraArgs `json:"extraArgs"`
 			} `json:"local"`
 			External *struct{} `json:"external"`
@@ -767,7 +768,7 @@ func parseKubeadm(text string) (*cluster.Kubeadm, error) {
 	}
 	args := map[string][]cluster.Flag{"apiServer": c.APIServer.ExtraArgs, "controllerManager": c.ControllerManager.ExtraArgs, "scheduler": c.Scheduler.ExtraArgs}
 	if c.Etcd.Local != nil {
-		k.EtcdImageTag = c.Etcd.Local.ImageTag
+		k.EtcdImageTag, k.EtcdImageRepository = c.Etcd.Local.ImageTag, c.Etcd.Local.ImageRepo
 		args["etcd"] = c.Etcd.Local.ExtraArgs
 	}
 	for name, flags := range args {

@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,7 @@ import (
 const (
 	defaultDrainTimeout = 10 * time.Minute
 	defaultBackupAge    = 24 * time.Hour
-	defaultBackupLevel  = "opened"
+	defaultBackupLevel  = "restored"
 )
 
 // CordonAnnotation marks a node that a belay run cordoned; its value is the run's id.
@@ -29,6 +30,9 @@ func Build(state cluster.State, goal Goal, policy Policy) (*Plan, []Finding) {
 		b.waived[w] = false
 	}
 	ok := b.checkState()
+	for _, f := range policy.Preflight {
+		b.find(f)
+	}
 	var hops []Hop
 	if ok {
 		hops, ok = b.hops()
@@ -60,6 +64,11 @@ func Build(state cluster.State, goal Goal, policy Policy) (*Plan, []Finding) {
 		}
 	}
 	slices.Sort(p.Waivers)
+	for i := range p.Steps {
+		if p.Steps[i].Kind == PreflightGate {
+			p.Steps[i].Params.Accept = p.Waivers
+		}
+	}
 	d, err := p.sum()
 	if err != nil {
 		return nil, append(b.findings, Finding{ID: "internal", Subject: "plan", Severity: Block, Message: err.Error()})
@@ -79,8 +88,10 @@ type builder struct {
 	from     kubeversion.V
 	bundles  []BundleRef
 	out      []Step
-	// illegalStart says that the state broke the skew policy before the plan began, and that this was accepted.
-	illegalStart bool
+	// broken is what broke the skew policy before the plan began and still does, by component and node; each was accepted.
+	broken map[string][]string
+	// pinned says that ConfigMap kubeadm-config keeps etcd where it is.
+	pinned bool
 }
 
 // find records a finding once, and says whether the plan may go on past it.
@@ -89,14 +100,22 @@ func (b *builder) find(f Finding) bool {
 		b.waived[f.Waiver()] = true
 		f.Waived = true
 	}
-	for _, have := range b.findings {
-		if have.ID == f.ID && have.Subject == f.Subject {
-			return !f.Blocks()
+	for i, have := range b.findings {
+		if have.ID != f.ID || have.Subject != f.Subject {
+			continue
 		}
+		// The worse of two says more, and so does one that nobody can go past.
+		if f.Severity == Block && (have.Severity != Block || have.Waivable && !f.Waivable) {
+			b.findings[i] = f
+		}
+		return !f.Blocks()
 	}
 	b.findings = append(b.findings, f)
 	return !f.Blocks()
 }
+
+// defaultRepository is where kubeadm and the bundles have their images from.
+const defaultRepository = "registry.k8s.io"
 
 // checkState looks at what must hold for any plan.
 func (b *builder) checkState() bool {
@@ -105,80 +124,140 @@ func (b *builder) checkState() bool {
 		ok = b.find(Finding{ID: id, Subject: subject, Severity: Block, Message: fmt.Sprintf(format, args...), Remedy: remedy}) && ok
 	}
 	if s.Kubeadm == nil {
-		block("not-kubeadm", "cluster", "upgrade this cluster with the tool that made it; belay check works on it all the same",
+		block(cluster.IDKubeadm, "kubeadm-config", "upgrade this cluster with the tool that made it; belay check works on it all the same",
 			"ConfigMap kube-system/kubeadm-config was not read: belay upgrades clusters that kubeadm made")
 	}
 	cps := s.ControlPlanes()
 	if len(cps) == 0 {
-		block("no-control-plane", "cluster", "label the control plane nodes node-role.kubernetes.io/control-plane",
+		block(cluster.IDControlPlane, "control-plane", "label the control plane nodes node-role.kubernetes.io/control-plane",
 			"no node is a control plane node: a managed control plane is upgraded by its provider")
 	}
 	for _, n := range cps {
 		for _, c := range []string{apiServer, controllerManager, scheduler} {
 			switch sp := n.StaticPod(c); {
 			case sp == nil:
-				block("static-pod-missing", n.Name+"/"+c, "bring it back (its manifest may lie in /etc/kubernetes/tmp), then plan again",
+				block(cluster.IDControlPlane, n.Name+"/"+c, "bring it back (its manifest may lie in /etc/kubernetes/tmp), then plan again",
 					"control plane node %s has no %s", n.Name, c)
 			case sp.Version.IsZero():
-				block("version-unknown", n.Name+"/"+c, "use images whose tag is the version", "the image %s of %s on node %s does not tell its version", sp.Image, c, n.Name)
+				block(cluster.IDSkew, c+"/"+n.Name, "use images whose tag is the version", "the image %s of %s on node %s does not tell its version", sp.Image, c, n.Name)
 			}
 		}
 	}
 	for _, n := range s.Nodes {
 		if !n.Ready {
-			block("node-not-ready", n.Name, "repair the node, or remove it from the cluster (kubectl delete node "+n.Name+")",
+			block(cluster.IDNodesReady, n.Name, "repair the node, or remove it from the cluster (kubectl delete node "+n.Name+")",
 				"node %s is not Ready%s", n.Name, parens(n.ReadyReason))
 		}
 		if n.Kubelet.IsZero() {
-			block("version-unknown", n.Name+"/kubelet", "", "node %s does not report its kubelet's version", n.Name)
-		}
-		if n.Host == nil {
-			ok = b.find(Finding{ID: "host-unread", Subject: n.Name, Severity: Block, Waivable: true,
-				Message: fmt.Sprintf("the machine of node %s was not read: belay works on it over SSH", n.Name),
-				Remedy:  "name it in the inventory and pass --inventory FILE; belay state shows what could not be read"}) && ok
+			block(cluster.IDSkew, "kubelet/"+n.Name, "see its kubelet's log", "node %s does not report its kubelet's version", n.Name)
 		}
 		switch by := n.Annotations[CordonAnnotation]; {
 		case n.Unschedulable && by != "":
-			b.find(Finding{ID: "cordoned-by-run", Subject: n.Name, Severity: Warn,
+			b.find(Finding{ID: cluster.IDCordoned, Subject: n.Name, Severity: Warn,
 				Message: fmt.Sprintf("node %s was cordoned by belay run %s, which did not end: it stays cordoned", n.Name, by),
 				Remedy:  "belay resume, or belay abort, which uncordons it"})
 		case n.Unschedulable:
-			b.find(Finding{ID: "already-cordoned", Subject: n.Name, Severity: Info,
+			b.find(Finding{ID: cluster.IDCordoned, Subject: n.Name, Severity: Info,
 				Message: fmt.Sprintf("node %s is cordoned already: it is upgraded and stays cordoned", n.Name)})
 		}
 	}
-	for _, u := range s.Unread {
-		if slices.Contains(cluster.DrainReads(), u.List()) {
-			ok = b.find(Finding{ID: cluster.IDCoverage, Subject: u.What, Severity: Block, Waivable: true,
-				Message: fmt.Sprintf("%s could not be read (%s: %s): what a drain would do is unknown", u.What, u.Kind, u.Why),
-				Remedy:  "use a kubeconfig that may list it"}) && ok
-		}
-	}
+	ok = b.checkReads() && ok
+	ok = b.checkImages() && ok
 	if !ok {
 		return false
 	}
 	b.from = oldestAPIServer(s)
-	if newest := newestAPIServer(s); b.goal.To.Less(newest) {
-		block("target-below-current", b.goal.To.String(), "choose "+newest.String()+" or newer; the way back is a restored backup",
-			"the target %s is older than the running %s: Kubernetes does not support going back", b.goal.To, newest)
+	if parts, newest := cluster.Newer(s, b.goal.To); len(parts) > 0 {
+		block(cluster.IDTarget, b.goal.To.Bare(), "choose "+newest.Bare()+" or newer; the way back is a restored backup",
+			"the target %s is older than what is there: %s; Kubernetes does not support going back", b.goal.To, list(parts))
 		return false
 	}
-	if err := Legal(s); err != nil {
-		if !b.find(Finding{ID: "skew", Subject: "cluster", Severity: Block, Waivable: true,
-			Message: "the cluster breaks the version skew policy already: " + strings.ReplaceAll(err.Error(), "\n", "; "),
-			Remedy:  "bring the parts named back within the policy first; if the upgrade itself does that, accept the finding"}) {
-			return false
-		}
-		b.illegalStart = true
+	// Only what the cluster breaks before the plan begins can be accepted, each part by its own name. No step may break more.
+	b.broken = violations(s)
+	for _, subject := range slices.Sorted(maps.Keys(b.broken)) {
+		ok = b.find(Finding{ID: cluster.IDSkew, Subject: subject, Severity: Block, Waivable: true,
+			Message: "the cluster breaks the version skew policy already: " + strings.Join(b.broken[subject], "; "),
+			Remedy:  "bring it back within the policy first; if the upgrade itself does that, accept the finding"}) && ok
+	}
+	if !ok {
+		return false
 	}
 	if !slices.ContainsFunc(s.Nodes, func(n cluster.Node) bool { return !n.Unschedulable }) {
-		block("no-schedulable-node", "cluster", "kubectl uncordon one node",
+		block(cluster.IDCordoned, "nodes", "kubectl uncordon one node",
 			"every node is cordoned: kubeadm's health check starts a pod and would fail")
 		return false
 	}
 	b.remarks(len(cps))
 	return true
 }
+
+// checkReads finds what a plan relies on and nobody could read.
+func (b *builder) checkReads() bool {
+	ok := true
+	gap := func(subject, remedy, format string, args ...any) {
+		ok = b.find(Finding{ID: cluster.IDCoverage, Subject: subject, Severity: Block, Waivable: true,
+			Message: fmt.Sprintf(format, args...), Remedy: remedy}) && ok
+	}
+	unread := map[string]bool{}
+	for _, u := range b.s.Unread {
+		unread[u.What] = true
+		if slices.Contains(cluster.DrainReads(), u.List()) {
+			gap(u.What, "use a kubeconfig that may list it", "%s could not be read (%s: %s): what a drain would do is unknown", u.What, u.Kind, u.Why)
+		}
+	}
+	const remedy = "name it in the inventory and pass --inventory FILE; belay state shows what could not be read"
+	for _, n := range b.s.Nodes {
+		switch {
+		case n.Host != nil:
+		case unread[cluster.ReadHosts]:
+			gap(cluster.ReadHosts, remedy, "the machines of the nodes were not read: belay works on them over SSH")
+		default:
+			gap(cluster.HostRead(n.Name), remedy, "the machine of node %s was not read: belay works on it over SSH", n.Name)
+		}
+	}
+	return ok
+}
+
+// checkImages looks at what ConfigMap kubeadm-config says of images: kubeadm goes by it, and not by what a plan would like.
+func (b *builder) checkImages() bool {
+	k := b.s.Kubeadm
+	if k == nil {
+		return true
+	}
+	ok := true
+	for _, repo := range []string{k.ImageRepository, k.EtcdImageRepository} {
+		if repo != "" && repo != defaultRepository {
+			ok = b.find(Finding{ID: cluster.IDKubeadm, Subject: "image-repository", Severity: Block, Waivable: true,
+				Message: fmt.Sprintf("ConfigMap kubeadm-config names the image repository %s, and the bundles' images, which are staged on the nodes, are of %s: kubeadm would pull from %s", repo, defaultRepository, repo),
+				Remedy:  "set it to " + defaultRepository + " (kubectl -n kube-system edit configmap kubeadm-config); or accept this if that repository has the target's images and every node may pull them"}) && ok
+			break
+		}
+	}
+	if k.EtcdImageTag == "" || b.s.Etcd.External {
+		return ok
+	}
+	// With a pin kubeadm leaves etcd where it is, or takes it to the pin, whose image no bundle has.
+	pin := cluster.ImageVersion("etcd:" + k.EtcdImageTag)
+	const remedy = "take etcd.local.imageTag out: kubectl -n kube-system edit configmap kubeadm-config"
+	for _, m := range b.s.Etcd.Members {
+		if pin.IsZero() || m.Version.Compare(pin) != 0 {
+			return b.find(Finding{ID: cluster.IDKubeadm, Subject: "etcd-image-tag", Severity: Block, Remedy: remedy,
+				Message: fmt.Sprintf("ConfigMap kubeadm-config pins etcd to %s, and member %s runs %s: kubeadm goes by the pin, and no bundle has its image", k.EtcdImageTag, cmp.Or(m.Name, m.Node, m.ID), m.Version.Bare())}) && ok
+		}
+	}
+	if etcd35(pin) && kube136.Compare(b.goal.To.MinorVersion()) <= 0 {
+		return b.find(Finding{ID: cluster.IDKubeadm, Subject: "etcd-image-tag", Severity: Block, Remedy: remedy,
+			Message: fmt.Sprintf("ConfigMap kubeadm-config pins etcd to %s, and kubeadm from %s on starts etcd with flags that it does not know", k.EtcdImageTag, kube136)}) && ok
+	}
+	b.pinned = true
+	b.find(Finding{ID: cluster.IDKubeadm, Subject: "etcd-image-tag", Severity: Warn, Remedy: remedy + ", once nothing speaks against it",
+		Message: fmt.Sprintf("ConfigMap kubeadm-config pins etcd to %s, which is what runs: the upgrade leaves etcd there", k.EtcdImageTag)})
+	return ok
+}
+
+var kube136 = kubeversion.Minor{Major: 1, Minor: 36}
+
+func etcd35(v kubeversion.V) bool { return v.Major < 3 || v.Major == 3 && v.Minor <= 5 }
 
 func (b *builder) remarks(controlPlanes int) {
 	switch {
@@ -193,6 +272,12 @@ func (b *builder) remarks(controlPlanes int) {
 		b.find(Finding{ID: "single-worker", Subject: b.s.Workers()[0].Name, Severity: Info,
 			Message: "there is one worker: while it is drained, its pods run only where they tolerate the control plane's taint"})
 	}
+	for _, n := range b.s.Nodes {
+		if b.goal.To.Less(n.Kubelet) {
+			b.find(Finding{ID: "kubelet-stays", Subject: n.Name, Severity: Info,
+				Message: fmt.Sprintf("node %s has kubelet %s, a newer patch than the target: it stays", n.Name, n.Kubelet)})
+		}
+	}
 	if b.s.Etcd.External {
 		b.find(Finding{ID: "external-etcd", Subject: "etcd", Severity: Info,
 			Message: "etcd is external: the plan does not touch it; check that its version fits the target"})
@@ -202,28 +287,36 @@ func (b *builder) remarks(controlPlanes int) {
 // hops chooses the versions on the way and which bundles carry them.
 func (b *builder) hops() ([]Hop, bool) {
 	if b.atGoal() {
-		b.find(Finding{ID: "already-at-target", Subject: b.goal.To.String(), Severity: Info,
+		b.find(Finding{ID: "already-at-target", Subject: b.goal.To.Bare(), Severity: Info,
 			Message: "every part of the cluster runs the target already: the plan only verifies it"})
 		return []Hop{}, true
 	}
 	minors, err := kubeversion.Hops(b.from, b.goal.To)
 	if err != nil {
-		return nil, b.find(Finding{ID: "target-below-current", Subject: b.goal.To.String(), Severity: Block, Message: err.Error()})
+		return nil, b.find(Finding{ID: cluster.IDTarget, Subject: b.goal.To.Bare(), Severity: Block, Message: err.Error()})
 	}
 	var versions []kubeversion.V
 	ok := true
 	for i, m := range minors {
-		v, found := b.choose(m, i == len(minors)-1)
-		if !found {
+		last := i == len(minors)-1
+		v, found := b.choose(m, last)
+		step, want := m.String(), m.String()+".PATCH"
+		if last {
+			step, want = b.goal.To.Bare(), b.goal.To.Bare()
+		}
+		at := cluster.NewestOf(b.s, m)
+		switch {
+		case !found:
 			ok = false
-			want := b.goal.To.Bare()
-			if i < len(minors)-1 {
-				want = m.String() + ".PATCH"
-			}
-			b.find(Finding{ID: "bundle-missing", Subject: m.String(), Severity: Block,
+			b.find(Finding{ID: cluster.IDBundles, Subject: step, Severity: Block,
 				Message: fmt.Sprintf("the way from %s to %s needs %s, as a control plane moves one minor at a time (%s), and there is no bundle for %s",
 					b.from, b.goal.To, m, strings.Join(minorNames(b.from, minors), " -> "), m),
 				Remedy: "belay bundle build " + want})
+		case v.Less(at):
+			ok = false
+			b.find(Finding{ID: cluster.IDBundles, Subject: step, Severity: Block,
+				Message: fmt.Sprintf("a part of the control plane, or ConfigMap kubeadm-config, is at %s already, and the newest bundle of %s is %s: kubeadm does not go back", at, m, v),
+				Remedy:  "belay bundle build " + at.Bare()})
 		}
 		versions = append(versions, v)
 	}
@@ -234,7 +327,7 @@ func (b *builder) hops() ([]Hop, bool) {
 	// Kubelets that the first hop would leave behind by more than the policy allows go first, at the version that runs now.
 	if lag := b.behind(versions[0].MinorVersion()); len(lag) > 0 {
 		if _, found := b.bundle(b.from); !found {
-			b.find(Finding{ID: "bundle-missing", Subject: b.from.MinorVersion().String(), Severity: Block,
+			b.find(Finding{ID: cluster.IDBundles, Subject: b.from.Bare(), Severity: Block,
 				Message: fmt.Sprintf("kubelets of %s must come to %s before the control plane may go on to %s, and there is no bundle for %s",
 					strings.Join(lag, ", "), b.from, versions[0], b.from),
 				Remedy: "belay bundle build " + b.from.Bare()})
@@ -279,7 +372,7 @@ func (b *builder) atGoal() bool {
 	}
 	for i := range b.s.Nodes {
 		n := &b.s.Nodes[i]
-		if n.Kubelet.Compare(b.goal.To) != 0 || n.ControlPlane && needsControlPlane(n, b.goal.To) {
+		if n.Kubelet.Less(b.goal.To) || n.ControlPlane && needsControlPlane(n, b.goal.To) {
 			return false
 		}
 	}
@@ -339,6 +432,9 @@ func tooOld(kubelet kubeversion.V, apiserver kubeversion.Minor) bool {
 // steps lays out every hop in order, advancing the state and holding each prefix against the rules.
 func (b *builder) steps(hops []Hop) {
 	if len(hops) > 0 {
+		if b.policy.Preflight != nil {
+			b.add(Step{ID: "preflight-gate", Kind: PreflightGate, Until: Once, Reversible: true, Params: Params{Version: b.goal.To}})
+		}
 		if !b.noBackup() {
 			age := b.policy.BackupMaxAge
 			if age <= 0 {
@@ -359,6 +455,22 @@ func (b *builder) steps(hops []Hop) {
 	last := max(0, len(hops)-1)
 	b.add(Step{ID: "verify", Kind: Verify, Hop: last, Until: Once, Reversible: true,
 		Params: Params{Version: b.goal.To, CanaryImage: b.canaryImage(b.goal.To)}})
+	// A run that stopped before the first change asks for its backup again, as days may have gone by.
+	if i := slices.IndexFunc(b.out, func(s Step) bool { return s.Kind == BackupGate }); i >= 0 {
+		if c := slices.IndexFunc(b.out, changes); c > i {
+			b.out[i].Until = b.out[c].ID
+		}
+	}
+}
+
+// changes says whether a step changes what runs: staged files and gates do not.
+func changes(s Step) bool {
+	switch s.Kind {
+	case EtcdPatch, KubeadmApply, KubeadmNode, Cordon, Drain, KubeletConfig, Kubelet:
+		return true
+	case PreflightGate, BackupGate, Stage, ControlPlaneGate, Uncordon, Canary, NodeGate, Verify:
+	}
+	return false
 }
 
 // noBackup says whether the backup gate was waived.
@@ -400,7 +512,7 @@ func (b *builder) hop(i int, h *Hop, next *kubeversion.V) {
 	for _, cp := range []bool{true, false} {
 		for _, n := range b.s.Nodes {
 			if n.ControlPlane != cp || !n.Kubelet.Less(v) {
-				continue
+				continue // also one with a newer patch: it stays
 			}
 			if cp || next == nil || tooOld(n.Kubelet, next.MinorVersion()) {
 				kubelets = append(kubelets, n.Name)
@@ -431,7 +543,7 @@ func (b *builder) hop(i int, h *Hop, next *kubeversion.V) {
 		}
 		add(Step{ID: id("stage", ""), Kind: Stage, Params: Params{Version: v, Nodes: stage}, Until: until, Reversible: true})
 	}
-	if len(control) > 0 && !b.s.Etcd.External {
+	if len(control) > 0 && !b.s.Etcd.External && !b.pinned {
 		b.etcdPatch(add, info)
 	}
 	for _, name := range control {
@@ -442,10 +554,10 @@ func (b *builder) hop(i int, h *Hop, next *kubeversion.V) {
 		} else {
 			pre = append(pre, Precondition{Kind: KubeadmConfigIs, Version: v})
 		}
-		p := Params{Version: v, IgnorePreflightErrors: b.goal.IgnorePreflightErrors}
+		p := Params{Version: v, IgnorePreflightErrors: b.goal.IgnorePreflightErrors, PatchesDir: b.goal.PatchesDir}
 		if !b.s.Etcd.External {
 			pre = append(pre, Precondition{Kind: EtcdHealthy})
-			if from := b.etcdVersion(name); from.Less(info.Etcd) {
+			if from := b.etcdVersion(name); !b.pinned && from.Less(info.Etcd) {
 				p.EtcdFrom, p.EtcdVersion = from, info.Etcd
 				// Live and on every member: a floor that was met when the plan was made must still be.
 				if f, ok := cluster.EtcdFloorFor(info.Etcd.MinorVersion()); ok && !from.Less(f.Least) {
@@ -517,7 +629,7 @@ func (b *builder) node(add func(Step), id func(what, node string) string, name s
 		Preconditions: []Precondition{{Kind: NodeCordoned, Node: name}}})
 	if !n.ControlPlane {
 		add(Step{ID: id("kubelet-config", name), Kind: KubeletConfig, Node: name, Until: Once,
-			Params: Params{Version: v, IgnorePreflightErrors: b.goal.IgnorePreflightErrors},
+			Params: Params{Version: v, IgnorePreflightErrors: b.goal.IgnorePreflightErrors, PatchesDir: b.goal.PatchesDir},
 			Preconditions: []Precondition{
 				{Kind: APIServersAtLeast, Version: v}, {Kind: KubeadmConfigIs, Version: v}, {Kind: NodeCordoned, Node: name}}})
 	}
@@ -536,17 +648,19 @@ func (b *builder) node(add func(Step), id func(what, node string) string, name s
 
 // add appends a step, if the cluster may take it now, and advances the state.
 func (b *builder) add(st Step) {
-	if len(b.out) > 0 {
-		st.Needs = []string{b.out[len(b.out)-1].ID}
-	}
 	for _, f := range legalStep(b.s, st) {
 		b.find(f)
 	}
 	Advance(b.s, st)
-	if err := Legal(b.s); err != nil && !b.illegalStart {
-		b.find(Finding{ID: "skew", Subject: st.ID, Severity: Block,
-			Message: fmt.Sprintf("after step %s the cluster would break the version skew policy: %s", st.ID, strings.ReplaceAll(err.Error(), "\n", "; "))})
+	now := violations(b.s)
+	for _, subject := range slices.Sorted(maps.Keys(now)) {
+		if b.broken[subject] == nil {
+			b.find(Finding{ID: cluster.IDSkew, Subject: subject, Severity: Block,
+				Message: fmt.Sprintf("after step %s the cluster would break the version skew policy: %s", st.ID, strings.Join(now[subject], "; "))})
+		}
 	}
+	// What a step has mended, no later one may break again.
+	maps.DeleteFunc(b.broken, func(subject string, _ []string) bool { return now[subject] == nil })
 	b.out = append(b.out, st)
 }
 

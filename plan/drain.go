@@ -26,11 +26,12 @@ func (b *builder) simulateDrains() {
 				b.find(f)
 			}
 		}
-		for _, p := range sim.bareBefore(st.Node) {
-			if b.waived["pod-without-controller@"+p] {
-				st.Params.DeleteBare = true
+		for _, p := range sim.bare[st.Node] {
+			if b.waived[cluster.IDBarePods+"@"+p] {
+				st.Params.BarePods, st.Params.DeleteBare = append(st.Params.BarePods, p), true
 			}
 		}
+		slices.Sort(st.Params.BarePods)
 	}
 }
 
@@ -63,8 +64,6 @@ func newSimulation(s *cluster.State) *simulation {
 
 func podName(p cluster.Pod) string { return p.Namespace + "/" + p.Name }
 
-func (sim *simulation) bareBefore(node string) []string { return sim.bare[node] }
-
 // evicted says whether a drain evicts the pod: mirror pods and those of DaemonSets stay.
 func evicted(p cluster.Pod) bool { return !p.Mirror && !strings.HasPrefix(p.Owner, "DaemonSet/") }
 
@@ -73,7 +72,7 @@ func (sim *simulation) drain(node string, emptyDirs bool) []Finding {
 	free := sim.free(node)
 	homeless := map[int][]string{} // budget -> pods of it that fit nowhere
 	touched := map[int][]string{}
-	var nowhere, undecided, data, local []string
+	var nowhere, undecided, data []string
 	for i := range sim.pods {
 		p := &sim.pods[i]
 		if p.Node != node || !evicted(*p) {
@@ -82,12 +81,12 @@ func (sim *simulation) drain(node string, emptyDirs bool) []Finding {
 		name := podName(*p)
 		if p.Owner == "" {
 			sim.bare[node] = append(sim.bare[node], name)
-			out = append(out, Finding{ID: "pod-without-controller", Subject: name, Severity: Block, Waivable: true,
+			out = append(out, Finding{ID: cluster.IDBarePods, Subject: name, Severity: Block, Waivable: true,
 				Message: fmt.Sprintf("pod %s on node %s has no controller: once drained, nothing makes it again", name, node),
-				Remedy:  "give it a controller or delete it; accepting this lets the drain delete it"})
+				Remedy:  "give it a controller or delete it; accepting this lets the drain delete it, and no other such pod"})
 		}
-		if n := len(sim.pdbs[name]); n > 1 {
-			out = append(out, Finding{ID: "pod-with-two-pdbs", Subject: name, Severity: Block,
+		if n := len(sim.pdbs[name]); n > 1 && !p.PastBudgets() {
+			out = append(out, Finding{ID: cluster.IDBudgets, Subject: "pod/" + name, Severity: Block,
 				Message: fmt.Sprintf("pod %s on node %s is selected by %d PodDisruptionBudgets: the API refuses to evict such a pod", name, node, n),
 				Remedy:  "let one budget select it"})
 		}
@@ -95,19 +94,25 @@ func (sim *simulation) drain(node string, emptyDirs bool) []Finding {
 			data = append(data, name)
 		}
 		if p.LocalVolume {
-			local = append(local, name)
+			out = append(out, Finding{ID: cluster.IDLocalData, Subject: name, Severity: Warn,
+				Message: fmt.Sprintf("pod %s has a volume that is tied to node %s: drained, it waits until the node is back", name, node)})
 		}
 		to := ""
-		if !p.LocalVolume {
+		if !p.LocalVolume && p.Owner != "" {
 			to = sim.place(*p, free)
 		}
 		switch {
+		case p.Owner == "":
+			p.Node = "" // gone for good
 		case to == "":
 			nowhere = append(nowhere, name)
 		case p.Constrained:
 			undecided = append(undecided, name)
 		}
 		for _, b := range sim.pdbs[name] {
+			if !sim.s.PDBs[b].Holds(*p) {
+				continue
+			}
 			touched[b] = append(touched[b], name)
 			if to == "" {
 				homeless[b] = append(homeless[b], name)
@@ -133,10 +138,6 @@ func (sim *simulation) drain(node string, emptyDirs bool) []Finding {
 		out = append(out, Finding{ID: "drain-undecided", Subject: node, Severity: Info,
 			Message: fmt.Sprintf("affinity, topology or volumes limit where %s of node %s may go: the simulation does not decide it", list(undecided), node)})
 	}
-	if len(local) > 0 {
-		out = append(out, Finding{ID: "drain-local-volume", Subject: node, Severity: Warn,
-			Message: fmt.Sprintf("%s have volumes that are tied to node %s: they wait until it is back", list(local), node)})
-	}
 	if len(data) > 0 {
 		f := Finding{ID: "drain-empties-emptydir", Subject: node, Severity: Info,
 			Message: fmt.Sprintf("emptyDir volumes of %s on node %s are emptied, as with every eviction", list(data), node)}
@@ -155,7 +156,7 @@ func (sim *simulation) budget(i int, node string, touched, homeless []string) (F
 		return Finding{}, false
 	}
 	b := sim.s.PDBs[i]
-	f := Finding{ID: "pdb-blocks-drain", Subject: b.Namespace + "/" + b.Name, Severity: Block, Waivable: true}
+	f := Finding{ID: cluster.IDBudgets, Subject: b.Namespace + "/" + b.Name, Severity: Block, Waivable: true}
 	switch {
 	case b.DisruptionsAllowed <= 0:
 		f.Message = fmt.Sprintf("PodDisruptionBudget %s/%s allows no disruption now (%d of %d pods healthy, %d wanted): the drain of node %s would hang on %s",

@@ -54,7 +54,7 @@ func Advance(s *cluster.State, st Step) {
 		n.Unschedulable = false
 	case Kubelet:
 		n.Kubelet = st.Params.Version
-	case BackupGate, Stage, ControlPlaneGate, Drain, KubeletConfig, Canary, NodeGate, Verify:
+	case PreflightGate, BackupGate, Stage, ControlPlaneGate, Drain, KubeletConfig, Canary, NodeGate, Verify:
 	}
 }
 
@@ -96,35 +96,22 @@ func newestAPIServer(s *cluster.State) kubeversion.V {
 	return newest
 }
 
-// Legal holds the version skew policy against a state. It differs from
-// cluster.CheckSkew in one point: kubeadm points controller-manager and
-// scheduler at the apiserver of their own node, never at the balancer
-// (kubernetes/kubeadm#2271), so that is the only one they are compared with. Without that an HA
-// control plane could not be upgraded node by node at all.
+// Legal holds the version skew policy (cluster.CheckSkew) against a state.
 func Legal(s *cluster.State) error {
 	var errs []error
-	local := func(c kubeversion.Component) bool {
-		return c == kubeversion.ControllerManager || c == kubeversion.Scheduler
-	}
 	for _, p := range cluster.CheckSkew(s) {
-		if !local(p.Component) || p.Unknown {
-			errs = append(errs, errors.New(p.Message))
-		}
-	}
-	for _, n := range s.ControlPlanes() {
-		api := n.StaticPod(apiServer)
-		if api == nil {
-			continue
-		}
-		for _, c := range []string{controllerManager, scheduler} {
-			if sp := n.StaticPod(c); sp != nil && !sp.Version.IsZero() {
-				if err := kubeversion.Skew(kubeversion.Component(c), sp.Version, api.Version); err != nil {
-					errs = append(errs, fmt.Errorf("node %s: %w", n.Name, err))
-				}
-			}
-		}
+		errs = append(errs, errors.New(p.Message))
 	}
 	return errors.Join(errs...)
+}
+
+// violations gives what breaks the skew policy, by component and node.
+func violations(s *cluster.State) map[string][]string {
+	out := map[string][]string{}
+	for _, p := range cluster.CheckSkew(s) {
+		out[p.Subject()] = append(out[p.Subject()], p.Message)
+	}
+	return out
 }
 
 // legalStep says what stands against one step's beginning in s.
@@ -134,19 +121,19 @@ func legalStep(s *cluster.State, st Step) []Finding {
 	if (st.Kind == EtcdPatch || control) && !s.Etcd.External {
 		q := cluster.QuorumAfter(s.Etcd, cluster.EtcdOp{Action: cluster.EtcdRestart, Members: []string{st.Node}})
 		if err := q.Err(); err != nil {
-			out = append(out, Finding{ID: "etcd-quorum", Subject: st.Node, Severity: Block,
+			out = append(out, Finding{ID: cluster.IDQuorum, Subject: st.Node, Severity: Block,
 				Message: fmt.Sprintf("restarting etcd on node %s is not safe: %v", st.Node, err),
 				Remedy:  "bring every etcd member to health first, then plan again"})
 		}
 		if err := floorMet(s, st.Params.EtcdVersion); control && err != nil {
-			out = append(out, Finding{ID: "etcd-floor", Subject: st.Params.EtcdVersion.MinorVersion().String(), Severity: Block, Waivable: true,
+			out = append(out, Finding{ID: cluster.IDEtcdFloor, Subject: "etcd-" + st.Params.EtcdVersion.MinorVersion().String(), Severity: Block, Waivable: true,
 				Message: err.Error(),
 				Remedy:  "use a bundle that has an etcd step image (belay bundle build), or take the members to that patch by hand first"})
 		}
 	}
 	if st.Kind == Kubelet {
 		if oldest := oldestAPIServer(s); oldest.Less(st.Params.Version) {
-			out = append(out, Finding{ID: "skew", Subject: st.Node, Severity: Block,
+			out = append(out, Finding{ID: cluster.IDSkew, Subject: "kubelet/" + st.Node, Severity: Block,
 				Message: fmt.Sprintf("kubelet %s on node %s would be newer than kube-apiserver %s", st.Params.Version, st.Node, oldest)})
 		}
 	}

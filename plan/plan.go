@@ -16,8 +16,9 @@ import (
 )
 
 // Schema names the format of a plan file. The number after v grows with every
-// change that an older belay would misread.
-const Schema = "belay.dev/plan/v1"
+// change that an older belay would misread or could not carry out: v2 brought the
+// preflight gate, pods named one by one for deletion, and patches of manifests.
+const Schema = "belay.dev/plan/v2"
 
 const schemaPrefix = "belay.dev/plan/v"
 
@@ -67,6 +68,8 @@ type Kind string
 
 // The kinds of step.
 const (
+	// PreflightGate runs preflight's checks once more, with the waivers of the plan, right before the first change. It changes nothing.
+	PreflightGate Kind = "preflight-gate"
 	// BackupGate asks for a verified backup of this cluster. It changes nothing.
 	BackupGate Kind = "backup-gate"
 	// Stage copies a bundle's binaries and images to nodes. Nothing runs from there yet.
@@ -103,18 +106,16 @@ type Step struct {
 	Kind Kind   `json:"kind"`
 	Node string `json:"node,omitempty"`
 	// Hop is the index of the hop that the step belongs to.
-	Hop int `json:"hop"`
-	// Needs are the steps that must be done before.
-	Needs  []string `json:"needs,omitempty"`
-	Params Params   `json:"params,omitzero"`
+	Hop    int    `json:"hop"`
+	Params Params `json:"params,omitzero"`
 	// Preconditions are looked at, live, right before the step begins.
 	Preconditions []Precondition `json:"preconditions,omitempty"`
 	// Reversible says that the step can be undone by belay or by hand without restoring a backup.
 	Reversible bool `json:"reversible"`
 	// PointOfNoReturn says what cannot be taken back once the step begins; empty otherwise.
 	PointOfNoReturn string `json:"pointOfNoReturn,omitempty"`
-	// Until is the step at whose end the effect of this one is no longer needed. A resumed run looks again at done
-	// steps whose effect must still hold. Empty: for ever; Once: never.
+	// Until is the step at whose end the effect of this one is no longer needed; for a gate, at whose beginning. A resumed run
+	// looks again at done steps whose effect must still hold. Empty: for ever; Once: never.
 	Until string `json:"until,omitempty"`
 }
 
@@ -133,11 +134,19 @@ type Params struct {
 	EtcdVersion kubeversion.V `json:"etcdVersion,omitzero"`
 	// IgnorePreflightErrors are kubeadm's preflight checks that do not hold for these machines.
 	IgnorePreflightErrors []string `json:"ignorePreflightErrors,omitempty"`
-	// DeleteEmptyDir lets a drain evict pods with emptyDir volumes, whose data is then gone; Bare lets it delete pods without a controller.
-	DeleteEmptyDir bool `json:"deleteEmptyDir,omitempty"`
-	DeleteBare     bool `json:"deleteBare,omitempty"`
+	// PatchesDir is a directory on every machine with patches that kubeadm puts onto the manifests and the kubelet's configuration
+	// that it writes (kubeadm --patches).
+	PatchesDir string `json:"patchesDir,omitempty"`
+	// DeleteEmptyDir lets a drain evict pods with emptyDir volumes, whose data is then gone. BarePods are the pods without a
+	// controller, "namespace/name", that somebody accepted to lose: a drain deletes these and no others.
+	DeleteEmptyDir bool     `json:"deleteEmptyDir,omitempty"`
+	BarePods       []string `json:"barePods,omitempty"`
+	// DeleteBare says that there are BarePods.
+	DeleteBare bool `json:"deleteBare,omitempty"`
 	// TimeoutSeconds bounds a drain.
 	TimeoutSeconds int `json:"timeoutSeconds,omitempty"`
+	// Accept are the waivers, "id@subject", with which PreflightGate runs the checks.
+	Accept []string `json:"accept,omitempty"`
 	// BackupLevel and BackupMaxAgeSeconds are for BackupGate.
 	BackupLevel         string `json:"backupLevel,omitempty"`
 	BackupMaxAgeSeconds int    `json:"backupMaxAgeSeconds,omitempty"`
@@ -242,6 +251,8 @@ type Goal struct {
 	Tool string
 	// IgnorePreflightErrors is recorded in the steps that run kubeadm.
 	IgnorePreflightErrors []string
+	// PatchesDir is recorded in the steps that have kubeadm write manifests or a kubelet's configuration.
+	PatchesDir string
 	// Disposable says that an unofficial bundle is fit for this cluster.
 	Disposable bool
 }
@@ -250,11 +261,14 @@ type Goal struct {
 type Policy struct {
 	// Accept are waivers, "id@subject".
 	Accept []string
+	// Preflight is what preflight's checks found on the same state, as findings: those that block are held against Accept
+	// as Build's own are.
+	Preflight []Finding
 	// DrainTimeout bounds each drain; 0 means 10 minutes.
 	DrainTimeout time.Duration
 	// KeepEmptyDir refuses to evict pods with emptyDir volumes.
 	KeepEmptyDir bool
-	// BackupLevel is the level that the backup gate asks for; BackupMaxAge how old it may be. Empty and 0 mean "opened" and 24 hours.
+	// BackupLevel is the level that the backup gate asks for; BackupMaxAge how old it may be. Empty and 0 mean "restored" and 24 hours.
 	BackupLevel  string
 	BackupMaxAge time.Duration
 }
@@ -295,10 +309,10 @@ func (p *Plan) sum() (string, error) {
 	return "sha256:" + hex.EncodeToString(s[:]), nil
 }
 
-// NewerFormatError is a plan that a newer belay made.
-type NewerFormatError struct{ Schema string }
+// FormatError is a plan that a newer or an older belay made.
+type FormatError struct{ Schema string }
 
-func (e *NewerFormatError) Error() string {
+func (e *FormatError) Error() string {
 	return fmt.Sprintf("the plan has format %s; this belay reads %s: make the plan again with this belay, or use the one that made it", e.Schema, Schema)
 }
 
@@ -326,7 +340,7 @@ func Decode(data []byte) (*Plan, error) {
 	}
 	if head.Schema != Schema {
 		if strings.HasPrefix(head.Schema, schemaPrefix) {
-			return nil, &NewerFormatError{Schema: head.Schema}
+			return nil, &FormatError{Schema: head.Schema}
 		}
 		return nil, fmt.Errorf("read plan: schema is %q, want %q: this is not a plan file", head.Schema, Schema)
 	}
@@ -365,11 +379,6 @@ func (p *Plan) check() error {
 	for i, s := range p.Steps {
 		if s.ID == "" || s.Kind == "" || seen[s.ID] {
 			errs = append(errs, fmt.Errorf("steps[%d]: id %q is empty or used twice, or there is no kind", i, s.ID))
-		}
-		for _, n := range s.Needs {
-			if !seen[n] {
-				errs = append(errs, fmt.Errorf("step %s needs %s, which does not come before it", s.ID, n))
-			}
 		}
 		seen[s.ID] = true
 	}

@@ -147,11 +147,11 @@ func TestFindings(t *testing.T) {
 		sev     plan.Severity
 		plan    bool
 	}{
-		"target below":   {state: clustertest.New("1.37.2", 1, 1), to: "1.36.3", want: "target-below-current@v1.36.3", sev: plan.Block},
-		"missing bundle": {state: clustertest.New("1.35.4", 1, 1), to: "1.37.2", bundles: infos("1.37.2"), want: "bundle-missing@1.36", sev: plan.Block},
-		"missing target": {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", bundles: infos("1.36.3"), want: "bundle-missing@1.37", sev: plan.Block},
-		"floor":          {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", bundles: floorless, want: "etcd-floor@3.7", sev: plan.Block},
-		"floor accepted": {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", bundles: floorless, accept: []string{"etcd-floor@3.7"}, want: "etcd-floor@3.7", sev: plan.Block, plan: true},
+		"target below":   {state: clustertest.New("1.37.2", 1, 1), to: "1.36.3", want: "version-target@1.36.3", sev: plan.Block},
+		"missing bundle": {state: clustertest.New("1.35.4", 1, 1), to: "1.37.2", bundles: infos("1.37.2"), want: "bundles@1.36", sev: plan.Block},
+		"missing target": {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", bundles: infos("1.36.3"), want: "bundles@1.37.2", sev: plan.Block},
+		"floor":          {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", bundles: floorless, want: "etcd-floor@etcd-3.7", sev: plan.Block},
+		"floor accepted": {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", bundles: floorless, accept: []string{"etcd-floor@etcd-3.7"}, want: "etcd-floor@etcd-3.7", sev: plan.Block, plan: true},
 		"pdb allows none": {state: clustertest.New("1.36.3", 1, 2, func(s *cluster.State) { s.Pods, s.PDBs = web("w1", 3), []cluster.PDB{pdb(0, 3)} }),
 			to: "1.37.2", want: "pdb-blocks-drain@shop/web", sev: plan.Block},
 		"pdb and nowhere to go": {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Pods, s.PDBs = web("w1", 3), []cluster.PDB{pdb(1, 3)} }),
@@ -161,19 +161,39 @@ func TestFindings(t *testing.T) {
 		"pending": {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Pods = web("w1", 3) }),
 			to: "1.37.2", want: "drain-leaves-pending@w1", sev: plan.Warn, plan: true},
 		"bare": {state: clustertest.New("1.36.3", 1, 2, func(s *cluster.State) { s.Pods = web("w1", 1); s.Pods[0].Owner = "" }),
-			to: "1.37.2", want: "pod-without-controller@shop/web-0", sev: plan.Block},
+			to: "1.37.2", want: "pods-without-controller@shop/web-0", sev: plan.Block},
 		"two budgets": {state: clustertest.New("1.36.3", 1, 2, func(s *cluster.State) { s.Pods, s.PDBs = web("w1", 1), []cluster.PDB{pdb(1, 1), pdb(1, 1)} }),
-			to: "1.37.2", want: "pod-with-two-pdbs@shop/web-0", sev: plan.Block},
-		"not ready":   {state: clustertest.New("1.36.3", 1, 2, clustertest.NotReady("w2", "NodeStatusUnknown")), to: "1.37.2", want: "node-not-ready@w2", sev: plan.Block},
-		"kubelet new": {state: clustertest.New("1.36.3", 1, 1, clustertest.Component("w1", "kubelet", "1.37.2")), to: "1.37.2", want: "skew@cluster", sev: plan.Block},
+			to: "1.37.2", want: "pdb-blocks-drain@pod/shop/web-0", sev: plan.Block},
+		"not ready":   {state: clustertest.New("1.36.3", 1, 2, clustertest.NotReady("w2", "NodeStatusUnknown")), to: "1.37.2", want: "nodes-ready@w2", sev: plan.Block},
+		"kubelet new": {state: clustertest.New("1.36.3", 1, 1, clustertest.Component("w1", "kubelet", "1.37.2")), to: "1.37.2", want: "version-skew@kubelet/w1", sev: plan.Block},
 		"kubelet new, accepted": {state: clustertest.New("1.36.3", 1, 1, clustertest.Component("w1", "kubelet", "1.37.2")), to: "1.37.2",
-			accept: []string{"skew@cluster"}, want: "skew@cluster", sev: plan.Block, plan: true},
-		"at target":      {state: clustertest.New("1.37.2", 1, 1), to: "1.37.2", want: "already-at-target@v1.37.2", sev: plan.Info, plan: true},
-		"not kubeadm":    {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Kubeadm = nil }), to: "1.37.2", want: "not-kubeadm@cluster", sev: plan.Block},
-		"unread":         {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Unread = []cluster.Unread{{What: "pods", Why: "no", Kind: "forbidden"}} }), to: "1.37.2", want: "coverage@pods", sev: plan.Block},
-		"etcd unhealthy": {state: clustertest.New("1.36.3", 3, 1, func(s *cluster.State) { s.Etcd.Members[2].Healthy = false }), to: "1.37.2", want: "etcd-quorum@cp1", sev: plan.Block},
-		"no backup":      {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", accept: []string{"no-backup@cluster"}, want: "no-backup@cluster", sev: plan.Warn, plan: true},
-		"idle waiver":    {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", accept: []string{"x@y"}, want: "unused-waiver@x@y", sev: plan.Info, plan: true},
+			accept: []string{"version-skew@kubelet/w1"}, want: "version-skew@kubelet/w1", sev: plan.Block, plan: true},
+		"another violation than the accepted one": {state: clustertest.New("1.36.3", 1, 2, clustertest.Component("w1", "kubelet", "1.37.2"), clustertest.Component("w2", "kubelet", "1.37.2")), to: "1.37.2",
+			accept: []string{"version-skew@kubelet/w1"}, want: "version-skew@kubelet/w2", sev: plan.Block},
+		"kubelet of a later minor": {state: clustertest.New("1.36.3", 1, 1, clustertest.Component("w1", "kubelet", "1.38.0")), to: "1.37.2",
+			accept: []string{"version-skew@kubelet/w1"}, want: "version-target@1.37.2", sev: plan.Block},
+		"kubelet of a later patch":     {state: clustertest.New("1.37.1", 1, 1, clustertest.Component("w1", "kubelet", "1.37.3")), to: "1.37.2", want: "kubelet-stays@w1", sev: plan.Info, plan: true},
+		"scheduler of a later patch":   {state: clustertest.New("1.37.1", 1, 1, clustertest.Component("cp1", "kube-scheduler", "1.37.3")), to: "1.37.2", want: "version-target@1.37.2", sev: plan.Block},
+		"ConfigMap of a later patch":   {state: clustertest.New("1.37.1", 1, 1, func(s *cluster.State) { s.Kubeadm.KubernetesVersion = v("1.37.3") }), to: "1.37.2", want: "version-target@1.37.2", sev: plan.Block},
+		"hop below what runs half-way": {state: clustertest.New("1.35.4", 2, 1, clustertest.Component("cp1", "kube-apiserver", "1.36.9")), to: "1.37.2", want: "bundles@1.36", sev: plan.Block},
+		"private images":               {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Kubeadm.ImageRepository = "registry.example.org/k8s" }), to: "1.37.2", want: "kubeadm-config@image-repository", sev: plan.Block},
+		"private images of etcd":       {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Kubeadm.EtcdImageRepository = "registry.example.org/k8s" }), to: "1.37.2", want: "kubeadm-config@image-repository", sev: plan.Block},
+		"private images accepted":      {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Kubeadm.ImageRepository = "registry.example.org/k8s" }), to: "1.37.2", accept: []string{"kubeadm-config@image-repository"}, want: "kubeadm-config@image-repository", sev: plan.Block, plan: true},
+		"etcd pinned elsewhere":        {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Kubeadm.EtcdImageTag = "3.6.16-0" }), to: "1.37.2", want: "kubeadm-config@etcd-image-tag", sev: plan.Block},
+		"etcd pinned to 3.5":           {state: clustertest.New("1.35.4", 1, 1, clustertest.Etcd("3.5.24"), func(s *cluster.State) { s.Kubeadm.EtcdImageTag = "3.5.24-0" }), to: "1.36.3", want: "kubeadm-config@etcd-image-tag", sev: plan.Block},
+		"etcd pinned to what runs":     {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Kubeadm.EtcdImageTag = "3.6.8-0" }), to: "1.37.2", want: "kubeadm-config@etcd-image-tag", sev: plan.Warn, plan: true},
+		"broken pods that may go": {state: clustertest.New("1.36.3", 1, 2, func(s *cluster.State) {
+			s.Pods, s.PDBs = web("w1", 1), []cluster.PDB{pdb(0, 1)}
+			s.Pods[0].Ready, s.PDBs[0].CurrentHealthy, s.PDBs[0].UnhealthyEviction = false, 0, "AlwaysAllow"
+		}), to: "1.37.2", want: "single-control-plane@cluster", sev: plan.Info, plan: true},
+		"a machine unread": {state: clustertest.New("1.36.3", 1, 1, clustertest.Node("w1", func(n *cluster.Node) { n.Host = nil })), to: "1.37.2", want: "coverage@node/w1/host", sev: plan.Block},
+		"no machine asked": {state: clustertest.New("1.36.3", 1, 0, clustertest.Node("cp1", func(n *cluster.Node) { n.Host = nil }), clustertest.Unread("hosts", cluster.UnreadNotAsked, "no")), to: "1.37.2", want: "coverage@hosts", sev: plan.Block},
+		"at target":        {state: clustertest.New("1.37.2", 1, 1), to: "1.37.2", want: "already-at-target@1.37.2", sev: plan.Info, plan: true},
+		"not kubeadm":      {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Kubeadm = nil }), to: "1.37.2", want: "kubeadm-config@kubeadm-config", sev: plan.Block},
+		"unread":           {state: clustertest.New("1.36.3", 1, 1, func(s *cluster.State) { s.Unread = []cluster.Unread{{What: "pods", Why: "no", Kind: "forbidden"}} }), to: "1.37.2", want: "coverage@pods", sev: plan.Block},
+		"etcd unhealthy":   {state: clustertest.New("1.36.3", 3, 1, func(s *cluster.State) { s.Etcd.Members[2].Healthy = false }), to: "1.37.2", want: "etcd-quorum@cp1", sev: plan.Block},
+		"no backup":        {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", accept: []string{"no-backup@cluster"}, want: "no-backup@cluster", sev: plan.Warn, plan: true},
+		"idle waiver":      {state: clustertest.New("1.36.3", 1, 1), to: "1.37.2", accept: []string{"x@y"}, want: "unused-waiver@x@y", sev: plan.Info, plan: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := c.bundles
@@ -192,6 +212,73 @@ func TestFindings(t *testing.T) {
 				t.Errorf("remedy %q does not say how to build it", fs[i].Remedy)
 			}
 		})
+	}
+}
+
+func TestGates(t *testing.T) {
+	found := []plan.Finding{
+		{ID: "swap", Subject: "w1", Severity: plan.Block, Waivable: true, Message: "m"},
+		{ID: "clock-skew", Subject: "w1", Severity: plan.Block, Message: "m"},
+	}
+	s := clustertest.New("1.36.3", 1, 1)
+	for _, c := range []struct {
+		accept []string
+		plan   bool
+	}{{nil, false}, {[]string{"swap@w1"}, false}, {[]string{"swap@w1", "clock-skew@w1"}, false}} {
+		if p, fs := plan.Build(*s, plan.Goal{To: v("1.37.2"), Bundles: all}, plan.Policy{Accept: c.accept, Preflight: found}); (p != nil) != c.plan {
+			t.Errorf("with %v: plan %v, %+v", c.accept, p != nil, fs)
+		}
+	}
+	p, _ := mustBuild(t, s, "1.37.2", plan.Policy{Accept: []string{"swap@w1"}, Preflight: found[:1]})
+	gate := p.Steps[0]
+	if gate.Kind != plan.PreflightGate || !slices.Equal(gate.Params.Accept, []string{"swap@w1"}) || gate.Params.Version != v("1.37.2") || !slices.Equal(p.Waivers, gate.Params.Accept) {
+		t.Errorf("first step %+v, waivers %v", gate, p.Waivers)
+	}
+	// The backup must be there until the first change, and at the level that design and default ask for.
+	if b := p.Step("backup-gate"); b.Until != "etcd-patch@3.6.14/cp1" || b.Params.BackupLevel != "restored" {
+		t.Errorf("backup gate %+v", b)
+	}
+	// Without a control plane to change, the first node's cordon is the first change.
+	lag, _ := mustBuild(t, clustertest.New("1.37.2", 1, 1, clustertest.Component("w1", "kubelet", "1.36.3")), "1.37.2", plan.Policy{})
+	if b := lag.Step("backup-gate"); b.Until != "cordon@1.37.2/w1" || lag.Steps[0].Kind != plan.BackupGate {
+		t.Errorf("backup gate %+v, first step %s", b, lag.Steps[0].ID)
+	}
+}
+
+// One accepted pod opens its node's drain for that pod alone.
+func TestBarePodsByName(t *testing.T) {
+	s := clustertest.New("1.36.3", 1, 2, clustertest.BarePod("a", "one", "w1"), clustertest.BarePod("a", "two", "w1"), clustertest.BarePod("b", "three", "w2"))
+	if p, _ := plan.Build(*s, plan.Goal{To: v("1.37.2"), Bundles: all}, plan.Policy{Accept: []string{"pods-without-controller@a/one"}}); p != nil {
+		t.Fatal("a plan was made although two bare pods were not accepted")
+	}
+	p, _ := mustBuild(t, s, "1.37.2", plan.Policy{Accept: []string{"pods-without-controller@a/two", "pods-without-controller@a/one", "pods-without-controller@b/three"}})
+	for id, want := range map[string][]string{"drain@1.37.2/w1": {"a/one", "a/two"}, "drain@1.37.2/w2": {"b/three"}, "drain@1.37.2/cp1": nil} {
+		if got := p.Step(id).Params.BarePods; !slices.Equal(got, want) {
+			t.Errorf("%s deletes %v, want %v", id, got, want)
+		}
+	}
+}
+
+// With etcd pinned to what runs, no step may expect another etcd: it would never come.
+func TestPinnedEtcdStays(t *testing.T) {
+	p, _ := mustBuild(t, clustertest.New("1.36.3", 3, 1, func(s *cluster.State) { s.Kubeadm.EtcdImageTag = "3.6.8-0" }), "1.37.2", plan.Policy{})
+	for _, st := range p.Steps {
+		if !st.Params.EtcdVersion.IsZero() || st.Kind == plan.EtcdPatch || st.PointOfNoReturn != "" {
+			t.Errorf("step %s moves etcd: %+v", st.ID, st.Params)
+		}
+	}
+}
+
+func TestPatchesGoWhereManifestsAreWritten(t *testing.T) {
+	p, fs := plan.Build(*clustertest.New("1.36.3", 2, 1), plan.Goal{To: v("1.37.2"), Bundles: all, PatchesDir: "/etc/kubernetes/patches"}, plan.Policy{})
+	if p == nil {
+		t.Fatal(fs)
+	}
+	for _, st := range p.Steps {
+		writes := st.Kind == plan.KubeadmApply || st.Kind == plan.KubeadmNode || st.Kind == plan.KubeletConfig
+		if (st.Params.PatchesDir != "") != writes {
+			t.Errorf("step %s has patches %q", st.ID, st.Params.PatchesDir)
+		}
 	}
 }
 
@@ -241,8 +328,11 @@ func TestFile(t *testing.T) {
 	if tampered := (*plan.TamperedError)(nil); !errors.As(decodeErr(bytes.Replace(b, []byte(`"node": "w2"`), []byte(`"node": "w1"`), 1)), &tampered) {
 		t.Error("a changed plan was read")
 	}
-	if newer := (*plan.NewerFormatError)(nil); !errors.As(decodeErr(bytes.Replace(b, []byte("plan/v1"), []byte("plan/v2"), 1)), &newer) {
+	if newer := (*plan.FormatError)(nil); !errors.As(decodeErr(bytes.Replace(b, []byte("plan/v2"), []byte("plan/v3"), 1)), &newer) {
 		t.Error("a newer format was read")
+	}
+	if older := (*plan.FormatError)(nil); !errors.As(decodeErr(bytes.Replace(b, []byte("plan/v2"), []byte("plan/v1"), 1)), &older) {
+		t.Error("an older format was read")
 	}
 	for name, bad := range map[string][]byte{
 		"unknown field": bytes.Replace(b, []byte(`"schema"`), []byte(`"extra": 1, "schema"`), 1),
@@ -269,7 +359,7 @@ func FuzzDecode(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
-	f.Add([]byte(`{"schema":"belay.dev/plan/v1"}`))
+	f.Add([]byte(`{"schema":"belay.dev/plan/v2"}`))
 	f.Add([]byte(`{`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p, err := plan.Decode(data)

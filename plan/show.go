@@ -9,6 +9,11 @@ import (
 func (s Step) Describe() string {
 	p := s.Params
 	switch s.Kind {
+	case PreflightGate:
+		if n := len(p.Accept); n > 0 {
+			return fmt.Sprintf("run the checks for %s once more (%d accepted)", p.Version, n)
+		}
+		return fmt.Sprintf("run the checks for %s once more", p.Version)
 	case BackupGate:
 		return fmt.Sprintf("ask for a backup of level %q, at most %s old", p.BackupLevel, hours(p.BackupMaxAgeSeconds))
 	case Stage:
