@@ -4,14 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
+	"github.com/belayops/belay/cluster"
+	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/journal"
 	"github.com/belayops/belay/internal/kubeversion"
@@ -215,7 +222,7 @@ func TestFailedControlPlaneTouchesNoKubelet(t *testing.T) {
 		t.Fatalf("got %v, want a stop in the first control plane step", err)
 	}
 	var unit *UnitError
-	if !errors.As(err, &unit) || !strings.Contains(err.Error(), "journalctl") || !strings.HasPrefix(stopped.Next(), "belay resume ") {
+	if !errors.As(err, &unit) || !strings.Contains(err.Error(), "/run/belay/units/belay-") || !strings.HasPrefix(stopped.Next(), "belay resume ") {
 		t.Errorf("the error does not say where to look and what to do: %v", err)
 	}
 	for name, m := range w.machines {
@@ -270,11 +277,302 @@ func TestManifestLostBetweenRenames(t *testing.T) {
 }
 
 func TestBrokenEtcdAsksForAPerson(t *testing.T) {
-	w := newWorld(t, 1, 1)
-	w.unit = func(string, []string) unitFate { return unitBreaksEtcd }
+	for name, fate := range map[string]unitFate{"for ever": unitBreaksEtcd, "and kubeadm rolled back": unitRollsBackOverBrokenEtcd} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 3, 1)
+			w.unit = func(string, []string) unitFate { return fate }
+			dir := quickDir(t)
+			env := w.env()
+			env.Patience = 100 * time.Millisecond
+			var stopped *StoppedError
+			if _, err := Apply(t.Context(), env, w.plan(t), options(dir)); !errors.As(err, &stopped) || len(stopped.Do) == 0 || !strings.Contains(err.Error(), "roll-back of etcd restores nothing") {
+				t.Errorf("got %v, want what a person can do about etcd", err)
+			}
+			// Neither at once nor by the command that is named next.
+			run, err := OpenRun(dir, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := run.Resume(t.Context(), env, options(dir)); !errors.As(err, &stopped) || !strings.Contains(err.Error(), "etcd of cp1") {
+				t.Errorf("resume: %v", err)
+			}
+			if n := w.started["cp1 upgrade apply"]; n != 1 {
+				t.Errorf("kubeadm was run %d times over an etcd that is down", n)
+			}
+			// Once the person has mended it, the run goes on.
+			w.machines["cp1"].etcdDown, w.unit = false, nil
+			finish(t, w, dir)
+		})
+	}
+}
+
+// A step that is half-way on one node says nothing of the others.
+func TestPartialStepLooksAtTheOtherMembers(t *testing.T) {
+	w := newWorld(t, 3, 1)
+	w.unit = func(node string, _ []string) unitFate {
+		if node == "cp1" && w.started["cp1 upgrade apply"] == 1 {
+			w.machines["cp2"].etcdDown = true
+			return unitCut
+		}
+		return unitWorks
+	}
+	dir := quickDir(t)
+	env := w.env()
+	env.Patience = 100 * time.Millisecond
 	var stopped *StoppedError
-	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(quickDir(t))); !errors.As(err, &stopped) || len(stopped.Do) == 0 || !strings.Contains(err.Error(), "roll-back of etcd restores nothing") {
-		t.Errorf("got %v, want what a person can do about etcd", err)
+	if _, err := Apply(t.Context(), env, w.plan(t), options(dir)); !errors.As(err, &stopped) {
+		t.Fatalf("got %v", err)
+	}
+	run, err := OpenRun(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pre *PreconditionError
+	if _, err := run.Resume(t.Context(), env, options(dir)); !errors.As(err, &pre) || !strings.Contains(err.Error(), "cp2") {
+		t.Errorf("resume restarts the etcd of cp1 while that of cp2 is down: %v", err)
+	}
+	if n := w.started["cp1 upgrade apply"]; n != 1 {
+		t.Errorf("kubeadm was run %d times", n)
+	}
+	// The step that could not go on is the one that status names.
+	if st, err := run.Status(); err != nil || st.Step != "control-plane@1.37.2/cp1" || !strings.Contains(st.Error, "cp2") {
+		t.Errorf("status %+v, %v", st, err)
+	}
+	w.machines["cp2"].etcdDown = false
+	finish(t, w, dir)
+}
+
+func TestStatusNamesTheStepThatCouldNotBegin(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	dir := quickDir(t)
+	o := options(dir)
+	o.wrapLog = func(l log) log {
+		return appendFunc(func(r journal.Record) error {
+			if r.Kind == journal.Outcome && r.Step == "drain@1.37.2/w1" {
+				other := &task{Env: new(Env), run: "x"}
+				env := w.env()
+				other.Env = &env
+				if err := other.patchNode(t.Context(), "w1", func(*corev1.Node) string { return `"annotations":{}},"spec":{"unschedulable":null}` }); err != nil {
+					t.Error(err)
+				}
+			}
+			return l.Append(r)
+		})
+	}
+	var pre *PreconditionError
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), o); !errors.As(err, &pre) {
+		t.Fatalf("got %v, want that the node takes pods", err)
+	}
+	run, err := OpenRun(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := run.Status()
+	if err != nil || st.Step != pre.Step || !strings.Contains(st.Error, "uncordoned") {
+		t.Errorf("status %+v, %v; want step %s", st, err, pre.Step)
+	}
+	for _, s := range st.Steps {
+		if (s.ID == pre.Step) != (s.State == "failed") {
+			t.Errorf("step %s is %s", s.ID, s.State)
+		}
+	}
+}
+
+func TestRefusedBeforeItBegins(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(w *world, e *Env)
+		want   func(error) bool
+	}{
+		"no backup": {func(_ *world, e *Env) {
+			e.Backup = func(context.Context, string, string, time.Duration) (string, error) {
+				return "", errors.New("there is none")
+			}
+		}, func(err error) bool {
+			b := (*BlockedError)(nil)
+			return errors.As(err, &b) && b.Next() == "belay backup create" && strings.Contains(err.Error(), "there is none")
+		}},
+		"pods not read": {func(w *world, _ *Env) {
+			w.initial.Unread = []cluster.Unread{{What: "pods", Kind: cluster.UnreadTimeout, Why: "slow"}}
+		}, func(err error) bool {
+			u := (*UnseenError)(nil)
+			return errors.As(err, &u) && strings.Contains(err.Error(), "pods (timeout: slow)")
+		}},
+		"etcd not read": {func(w *world, _ *Env) {
+			w.initial.Unread = []cluster.Unread{{What: "etcd/member/cp1", Kind: cluster.UnreadTimeout, Why: "slow"}}
+			w.initial.Etcd.Members = nil
+		}, func(err error) bool { return errors.As(err, new(*UnseenError)) }},
+		"no bundle": {func(_ *world, e *Env) { e.Bundles = nil }, func(err error) bool {
+			b := (*BlockedError)(nil)
+			return errors.As(err, &b) && b.Next() == "belay bundle build 1.37.2"
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1, 1)
+			p := w.plan(t)
+			env := w.env()
+			c.change(w, &env)
+			dir := quickDir(t)
+			if _, err := Apply(t.Context(), env, p, options(dir)); !c.want(err) {
+				t.Errorf("got %v", err)
+			}
+			if runs, err := listRuns(dir); err != nil || len(runs) != 0 {
+				t.Errorf("a refused run left %v, %v", runs, err)
+			}
+			if strings.Contains(w.end(t), "lease") {
+				t.Error("a refused run left the lease")
+			}
+		})
+	}
+}
+
+// stoppedRun is a run that stopped at the worker's kubelet configuration, with the worker cordoned.
+func stoppedRun(t *testing.T) (*world, *Run, string) {
+	t.Helper()
+	w := newWorld(t, 1, 1)
+	w.unit = func(node string, _ []string) unitFate {
+		if node == "w1" {
+			return unitFails
+		}
+		return unitWorks
+	}
+	dir := quickDir(t)
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(dir)); !errors.As(err, new(*StoppedError)) {
+		t.Fatalf("got %v", err)
+	}
+	w.unit = nil
+	run, err := OpenRun(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, run, dir
+}
+
+func TestAnotherClusterIsLeftAlone(t *testing.T) {
+	_, run, dir := stoppedRun(t)
+	other := newWorld(t, 1, 1)
+	ns, err := other.client.CoreV1().Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.UID = "another"
+	if _, err := other.client.CoreV1().Namespaces().Update(t.Context(), ns, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	before := other.ops
+	if _, err := run.Resume(t.Context(), other.env(), options(dir)); err == nil || !strings.Contains(err.Error(), "another cluster") {
+		t.Errorf("resume: %v", err)
+	}
+	if _, err := run.Abort(t.Context(), other.env(), options(dir)); err == nil || !strings.Contains(err.Error(), "another cluster") {
+		t.Errorf("abort: %v", err)
+	}
+	if st, err := run.Status(); err != nil || st.State != "stopped" {
+		t.Errorf("status %+v, %v", st, err)
+	}
+	if other.ops != before {
+		t.Errorf("%d operations on the machines of another cluster", other.ops-before)
+	}
+}
+
+// With the API down, only the mark on the machine says that it is the run's.
+func TestLeaselessResumeNeedsTheMark(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	w.unit = func(string, []string) unitFate { w.apiDown = true; return unitCut }
+	w.client.PrependReactor("*", "*", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if w.apiDown {
+			return true, nil, errors.New("connection refused")
+		}
+		return false, nil, nil
+	})
+	dir := quickDir(t)
+	env := w.env()
+	env.Patience = 50 * time.Millisecond
+	if _, err := Apply(t.Context(), env, w.plan(t), options(dir)); !errors.As(err, new(*StoppedError)) {
+		t.Fatalf("got %v", err)
+	}
+	run, err := OpenRun(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark := "/var/lib/belay/" + run.ID + "/lineage"
+	kept := w.machines["cp1"].files[mark]
+	delete(w.machines["cp1"].files, mark)
+	before := len(w.started)
+	if _, err := run.Resume(t.Context(), env, options(dir)); err == nil || !strings.Contains(err.Error(), "may be another cluster's") {
+		t.Errorf("without the mark: %v", err)
+	}
+	w.machines["cp1"].files[mark] = []byte("other\n")
+	if _, err := run.Resume(t.Context(), env, options(dir)); err == nil || !strings.Contains(err.Error(), "is of another cluster") {
+		t.Errorf("with another mark: %v", err)
+	}
+	if len(w.started) != before {
+		t.Error("kubeadm was run on a machine that may be another cluster's")
+	}
+	w.machines["cp1"].files[mark] = kept
+	w.unit = nil
+	back := w.env()
+	back.APIServer = func(ctx context.Context, node string) (kubeversion.V, error) {
+		v, err := w.apiServer(ctx, node)
+		if w.apiDown && err == nil { // it is back once its manifest is
+			w.apiDown = false
+			w.machines["cp1"].sync()
+		}
+		return v, err
+	}
+	if _, err := run.Resume(t.Context(), back, options(dir)); err != nil {
+		t.Errorf("with the mark: %v", err)
+	}
+}
+
+func TestResumeRefusesOtherBundles(t *testing.T) {
+	w, run, dir := stoppedRun(t)
+	run.Plan.Bundles[0].Digest = "sha256:" + strings.Repeat("0", 64)
+	if _, err := run.Resume(t.Context(), w.env(), options(dir)); err == nil || !strings.Contains(err.Error(), "begun with other bundles") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAbortWithoutANode(t *testing.T) {
+	w, run, dir := stoppedRun(t)
+	env := w.env()
+	gone := errors.New("no route")
+	w.strike = func(int, bool) error { return &host.NotStartedError{Host: "w1", Err: gone} }
+	if _, err := run.Abort(t.Context(), env, options(dir)); !errors.Is(err, gone) || !strings.Contains(err.Error(), "--lost w1") {
+		t.Fatalf("got %v, want how to go on without the machine", err)
+	}
+	if err := w.client.CoreV1().Nodes().Delete(t.Context(), "w1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	env.Patience = 20 * time.Millisecond
+	did, err := run.Abort(t.Context(), env, options(dir), "w1")
+	if err != nil || !strings.Contains(strings.Join(did, "; "), "passed over node w1") {
+		t.Errorf("did %v, %v", did, err)
+	}
+	if st, err := run.Status(); err != nil || st.State != string(stateAborted) {
+		t.Errorf("status %+v, %v", st, err)
+	}
+}
+
+func TestRunsOnSeveralClusters(t *testing.T) {
+	_, run, dir := stoppedRun(t)
+	second := filepath.Join(dir, "other-lineage", "20990101-000000-abcdef")
+	if err := os.MkdirAll(second, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []string{planFile, journalFile} {
+		b, err := os.ReadFile(filepath.Join(run.Dir, f))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(second, f), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var which *AmbiguousRunError
+	if _, err := OpenRun(dir, ""); !errors.As(err, &which) || len(which.Runs) != 2 {
+		t.Errorf("got %v, want to be asked which", err)
+	}
+	if r, err := OpenRun(dir, run.ID); err != nil || r.ID != run.ID {
+		t.Errorf("by its id: %v", err)
 	}
 }
 
@@ -297,7 +595,7 @@ func TestStalePlan(t *testing.T) {
 
 func TestOneRunAtATime(t *testing.T) {
 	w := newWorld(t, 1, 1)
-	l := &lease{client: w.client, run: "other", owner: "bob@laptop, process 1", now: time.Now}
+	l := &lease{client: w.client, run: "other", owner: "bob@laptop, process 1", now: time.Now, sink: event.Discard}
 	if err := l.acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -313,10 +611,49 @@ func TestOneRunAtATime(t *testing.T) {
 	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(quickDir(t))); err != nil {
 		t.Fatal(err)
 	}
-	// The late holder notices, and does not take away what is not its own.
-	l.now = time.Now
-	if err := l.release(t.Context()); err != nil {
+}
+
+func TestLeaseChangesHands(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	env := w.env()
+	at := time.Now()
+	o := options("")
+	o.Now = func() time.Time { return at }
+	first, second := newLease(&env, "first", o), newLease(&env, "second", o)
+	if err := first.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.renew(t.Context()); err != nil {
 		t.Error(err)
+	}
+	var busy *BusyError
+	// A clock that is ahead makes a live lease look expired: its holder renews while it is watched.
+	second.now = func() time.Time { return at.Add(2 * leaseDuration) }
+	second.observe = 200 * time.Millisecond
+	second.sink = event.Func(func(event.Event) {
+		at = at.Add(time.Second)
+		if err := first.renew(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := second.acquire(t.Context()); !errors.As(err, &busy) || !strings.Contains(err.Error(), "run first") {
+		t.Fatalf("a clock that is ahead took a live lease: %v", err)
+	}
+	// A dead holder does not.
+	second.observe, second.sink = time.Millisecond, event.Discard
+	if err := second.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The first one learns of it, does not take it back, and does not take it away.
+	first.now = func() time.Time { return at.Add(10 * leaseDuration) }
+	if err := first.renew(t.Context()); !errors.As(err, &busy) || first.isHeld() {
+		t.Errorf("the first holder renews what is another run's: %v", err)
+	}
+	if err := first.release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := second.renew(t.Context()); err != nil {
+		t.Errorf("the second lost its lease: %v", err)
 	}
 }
 
@@ -373,7 +710,7 @@ func TestAbortUndoesOnlyItsOwn(t *testing.T) {
 	other := &task{Env: new(Env), run: "x"}
 	env := w.env()
 	other.Env = &env
-	if err := other.patchNode(t.Context(), "w2", `{"spec":{"unschedulable":true}}`); err != nil {
+	if err := other.patchNode(t.Context(), "w2", func(*corev1.Node) string { return `"annotations":{}},"spec":{"unschedulable":true}` }); err != nil {
 		t.Fatal(err)
 	}
 	w.unit = func(node string, _ []string) unitFate {

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"slices"
@@ -24,6 +26,7 @@ import (
 	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/kubeadm"
 	"github.com/belayops/belay/internal/kubeversion"
 )
 
@@ -165,18 +168,26 @@ func DialAPIServer(cfg *rest.Config, m Machines) func(ctx context.Context, node 
 		if err != nil {
 			return kubeversion.V{}, err
 		}
+		port, err := securePort(ctx, h)
+		if err != nil {
+			return kubeversion.V{}, fmt.Errorf("apiserver of %s: %w", node, err)
+		}
 		c := rest.CopyConfig(cfg)
-		c.Host = "https://127.0.0.1:6443"
+		c.Host = "https://127.0.0.1:" + port
 		// kubeadm puts this name into every apiserver's certificate.
 		c.TLSClientConfig.ServerName = "kubernetes"
-		c.Proxy = nil
-		c.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) { return h.Dial(ctx, network, addr) }
-		rt, err := rest.TransportFor(c)
+		c.WrapTransport = nil // a refusal is an answer here
+		tlsConfig, err := rest.TLSConfigFor(c)
+		if err != nil {
+			return kubeversion.V{}, fmt.Errorf("apiserver of %s: %w", node, err)
+		}
+		// A transport of its own, as client-go keeps every one that it makes.
+		rt, err := rest.HTTPWrappersForConfig(c, &http.Transport{DisableKeepAlives: true, TLSClientConfig: tlsConfig,
+			DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) { return h.Dial(ctx, network, addr) }})
 		if err != nil {
 			return kubeversion.V{}, fmt.Errorf("apiserver of %s: %w", node, err)
 		}
 		client := &http.Client{Transport: rt, Timeout: 15 * time.Second}
-		defer client.CloseIdleConnections()
 		var out struct {
 			GitVersion string `json:"gitVersion"`
 		}
@@ -189,6 +200,22 @@ func DialAPIServer(cfg *rest.Config, m Machines) func(ctx context.Context, node 
 		}
 		return v, nil
 	}
+}
+
+// securePort is the port of the apiserver of a machine, by its manifest; without one, kubeadm's own choice.
+func securePort(ctx context.Context, h host.Host) (string, error) {
+	b, err := h.ReadFile(ctx, kubeadm.ManifestPath("kube-apiserver"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return kubeadm.DefaultAPIServerPort, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	port, err := kubeadm.ManifestFlag(b, "secure-port")
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", kubeadm.ManifestPath("kube-apiserver"), err)
+	}
+	return cmp.Or(port, kubeadm.DefaultAPIServerPort), nil
 }
 
 // DialEtcd gives Env.EtcdMember: over a connection from a node's machine to itself, with the health check

@@ -128,7 +128,7 @@ type UnitError struct {
 }
 
 func (e *UnitError) Error() string {
-	s := fmt.Sprintf("%s: %s: %s (journalctl -u %s on the machine has all of it)", e.Host, host.QuoteAll(e.Argv), e.Detail, e.Unit)
+	s := fmt.Sprintf("%s: %s: %s (all of its output: %s on the machine)", e.Host, host.QuoteAll(e.Argv), e.Detail, host.UnitLog(e.Unit))
 	if e.Output != "" {
 		s += ":\n    " + strings.ReplaceAll(strings.TrimSpace(e.Output), "\n", "\n    ")
 	}
@@ -160,6 +160,32 @@ func (e *BlockedError) Unwrap() error { return e.Err }
 
 // Next is the command to run.
 func (e *BlockedError) Next() string { return e.Do }
+
+// UnseenError is an observation with gaps, where a run needs to see.
+type UnseenError struct {
+	// Gaps say what and why.
+	Gaps []string
+}
+
+func (e *UnseenError) Error() string {
+	return "the run was not begun, as parts of the cluster could not be read, and what is not read is neither a basis nor a baseline:\n  " + strings.Join(e.Gaps, "\n  ")
+}
+
+// Next is the command to run.
+func (e *UnseenError) Next() string { return "belay state" }
+
+// AmbiguousRunError is a choice between runs that only a person can make.
+type AmbiguousRunError struct {
+	// Runs have not ended; they are on several clusters.
+	Runs []string
+}
+
+func (e *AmbiguousRunError) Error() string {
+	return "several runs on different clusters have not ended: name one of " + strings.Join(e.Runs, ", ")
+}
+
+// Next is the command to run.
+func (e *AmbiguousRunError) Next() string { return "belay status " + e.Runs[0] }
 
 // NoRunError is a run that is not in the directory of runs.
 type NoRunError struct {

@@ -26,6 +26,7 @@ type loop struct {
 	stop     <-chan struct{}
 	handlers map[plan.Kind]Handler
 	report   *Report
+	lease    *lease
 }
 
 func (l *loop) run(ctx context.Context) error {
@@ -61,9 +62,31 @@ func (l *loop) run(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return &StoppedError{Run: l.task.run, Step: s.ID, Err: context.Cause(ctx)}
 		}
+		if err := l.hold(ctx, s); err != nil {
+			return err
+		}
 		if err := l.step(ctx, s, i+1, total); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// hold sees to it that the run has the lease before a step is begun. A resumed run may have to go on without it with the control plane step that was
+// cut off, as the API is down until that step is done; staged files harm nobody either way.
+func (l *loop) hold(ctx context.Context, s plan.Step) error {
+	if st := l.state[s.ID]; l.lease.isHeld() || st.begun && !st.done || s.Kind == plan.Stage {
+		return nil
+	}
+	err := condition.Wait(ctx, condition.Condition{Name: "the API to give the lease", Check: func(ctx context.Context) error {
+		err := l.lease.acquire(ctx)
+		if busy := (*BusyError)(nil); errors.As(err, &busy) || err != nil && !transient(err) {
+			return condition.Final(err)
+		}
+		return err
+	}}, condition.Options{Timeout: l.patience(), Interval: l.poll(), Attempt: 10*time.Second + l.lease.observe})
+	if err != nil {
+		return &StoppedError{Run: l.task.run, Step: s.ID, Err: err}
 	}
 	return nil
 }
@@ -104,30 +127,37 @@ func (l *loop) step(ctx context.Context, s plan.Step, index, total int) error {
 		return err
 	}
 	l.emit(s, event.StepStarted, s.Describe(), nil, index, total)
+	// Every failure is journaled, also one before the step has begun: status names the step at which the run stopped.
 	failed := func(begun bool, err error) error {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w; %w", cause, err)
+		}
 		l.emit(s, event.StepFailed, s.Describe(), err, index, total)
-		return l.stopped(s, begun, err)
+		return l.record(s, l.stopped(s, begun, err), err)
+	}
+	unknown := func(err error) error {
+		l.emit(s, event.StepFailed, s.Describe(), err, index, total)
+		return l.record(s, &UnknownError{Run: l.task.run, Step: s.ID, Err: err}, err)
 	}
 
 	f, err := h.Probe(ctx, s, false)
 	switch {
 	case err != nil && l.state[s.ID].begun:
-		l.emit(s, event.StepFailed, s.Describe(), err, index, total)
-		return &UnknownError{Run: l.task.run, Step: s.ID, Err: err}
+		return unknown(err)
 	case err != nil:
 		return failed(false, err)
 	case f.Progress == Unknown:
-		err := errors.New(f.Detail)
-		l.emit(s, event.StepFailed, s.Describe(), err, index, total)
-		return &UnknownError{Run: l.task.run, Step: s.ID, Err: err}
+		return unknown(errors.New(f.Detail))
 	}
 
 	if f.Progress != Done {
 		for _, p := range s.Preconditions {
-			if f.Progress == Partial && disturbs(p.Kind) {
-				continue
+			// A step that is half-way may itself have broken, on its own node, what it asks for; elsewhere it must hold all the same.
+			except := ""
+			if f.Progress == Partial {
+				except = s.Node
 			}
-			if err := l.precondition(ctx, p); err != nil {
+			if err := l.precondition(ctx, p, except); err != nil {
 				return failed(l.state[s.ID].begun, &PreconditionError{Step: s.ID, What: string(p.Kind), Err: err})
 			}
 		}
@@ -140,13 +170,13 @@ func (l *loop) step(ctx context.Context, s plan.Step, index, total int) error {
 	killPoint(s.ID, "intent")
 	if f.Progress != Done {
 		if err := l.apply(ctx, h, s); err != nil {
-			return l.record(s, failed(true, err), err)
+			return failed(true, err)
 		}
 	}
 	killPoint(s.ID, "applied")
 	for _, c := range h.Verify(s) {
 		if err := l.wait(ctx, s, c, l.patience()); err != nil {
-			return l.record(s, failed(true, err), err)
+			return failed(true, err)
 		}
 	}
 	elapsed := time.Since(start)

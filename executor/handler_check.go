@@ -80,6 +80,15 @@ func (h nodeGate) Verify(plan.Step) []condition.Condition {
 	return []condition.Condition{verify.NoRegression(h.Client, h.baseline)}
 }
 
+// nodeNames are the nodes of the plan. One that joined since is not the run's.
+func (t *task) nodeNames() []string {
+	var names []string
+	for _, n := range t.plan.Basis.Nodes {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
 // verifyAll proves the whole cluster at the target.
 type verifyAll struct{ *task }
 
@@ -106,7 +115,7 @@ func (h verifyAll) Verify(s plan.Step) []condition.Condition {
 		{Name: "every apiserver to answer with " + s.Params.Version.String(), Check: func(ctx context.Context) error {
 			return h.apiServersAtLeast(ctx, s.Params.Version)
 		}},
-		verify.NodesAt(h.Client, s.Params.Version),
+		verify.NodesAt(h.Client, s.Params.Version, h.nodeNames()...),
 		verify.StaticPodsAt(h.Client, "", s.Params.Version),
 		verify.NoRegression(h.Client, h.baseline),
 	}

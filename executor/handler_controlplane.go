@@ -28,9 +28,13 @@ const (
 	// kubeadmTries is how often kubeadm is run when it ends before it has changed anything.
 	kubeadmTries = 2
 	// etcdGrace is how long an etcd member may take to answer after kubeadm gave up, before a person is asked.
-	etcdGrace = 90 * time.Second
+	etcdGrace = 3 * time.Minute
+	// apiGrace is how long an apiserver that was proved new may be silent before its node's step is taken for undone.
+	apiGrace = 3 * time.Minute
 	// kept is where belay keeps what it replaces on a machine, never below the manifest directory, where the kubelet would run it.
 	kept = "/var/lib/belay"
+	// lineageFile, in the run's directory there, is a run's mark: the UID of its cluster's namespace kube-system.
+	lineageFile = "lineage"
 )
 
 // unitName is the systemd unit of a step's work on a machine: found again by whoever resumes the run.
@@ -120,6 +124,28 @@ func salient(s string) string {
 	return strings.Join(lines[max(0, len(lines)-most):], "\n")
 }
 
+// mark leaves the run's cluster on a machine before a control plane step changes anything there: a later process that finds the API down
+// knows by it that the machine is of the run's cluster.
+func (t *task) mark(ctx context.Context, m host.Host) error {
+	return m.WriteFile(ctx, path.Join(kept, t.run, lineageFile), []byte(t.plan.Lineage+"\n"), 0o600)
+}
+
+// marked proves by mark that a node's machine is of the run's cluster.
+func (t *task) marked(ctx context.Context, node string) error {
+	m, err := t.Machines.Host(ctx, node)
+	if err != nil {
+		return err
+	}
+	b, err := m.ReadFile(ctx, path.Join(kept, t.run, lineageFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the API does not answer, and the machine of %s has no mark of run %s: it may be another cluster's", node, t.run)
+	}
+	if err == nil && strings.TrimSpace(string(b)) != t.plan.Lineage {
+		err = fmt.Errorf("the mark of run %s on the machine of %s is of another cluster", t.run, node)
+	}
+	return err
+}
+
 // controlPlane is `kubeadm upgrade apply` or `upgrade node` on one control plane node.
 type controlPlane struct{ *task }
 
@@ -186,6 +212,13 @@ func (h controlPlane) Probe(ctx context.Context, s plan.Step, wasDone bool) (Fou
 		return found(Partial, "%d static pods are new, %d are old", atTarget, behind), nil
 	}
 	running, err := h.APIServer(ctx, s.Node)
+	if err != nil && wasDone {
+		// It was proved once. That it is restarting just now is no reason to run kubeadm again.
+		err = condition.Wait(ctx, condition.Condition{Name: "the apiserver of " + s.Node + " to answer", Check: func(ctx context.Context) (err error) {
+			running, err = h.APIServer(ctx, s.Node)
+			return err
+		}}, condition.Options{Timeout: min(apiGrace, h.patience()), Interval: h.poll()})
+	}
 	if err != nil {
 		return found(Partial, "the manifests are new, and the apiserver does not answer: %v", err), nil
 	}
@@ -213,6 +246,9 @@ func (h controlPlane) Apply(ctx context.Context, s plan.Step) error {
 	if err != nil {
 		return err
 	}
+	if err := h.mark(ctx, m); err != nil {
+		return err
+	}
 	argv := kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.IgnorePreflightErrors)
 	if s.Kind == plan.KubeadmApply {
 		argv = kubeadm.UpgradeApplyArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.Version, s.Params.IgnorePreflightErrors)
@@ -235,7 +271,13 @@ func (h controlPlane) Apply(ctx context.Context, s plan.Step) error {
 		}
 	}
 	for try := 1; ; try++ {
-		err = h.inUnit(ctx, s, argv, try == 1 && u.State == UnitRunning)
+		running := try == 1 && u.State == UnitRunning
+		if !running {
+			if err := h.etcdBeforeKubeadm(ctx, s, err); err != nil {
+				return err
+			}
+		}
+		err = h.inUnit(ctx, s, argv, running)
 		if unit := (*UnitError)(nil); !errors.As(err, &unit) {
 			return err
 		}
@@ -243,7 +285,10 @@ func (h controlPlane) Apply(ctx context.Context, s plan.Step) error {
 		// As long as nothing was changed, running it again is what a person would do.
 		f, perr := h.Probe(ctx, s, false)
 		if try == kubeadmTries || perr != nil || f.Progress != NotStarted {
-			return h.afterFailure(ctx, s, err)
+			if down := h.etcdBeforeKubeadm(ctx, s, err); down != nil {
+				return down
+			}
+			return err
 		}
 		h.say(s, "kubeadm ended before it changed anything; trying once more: %v", err)
 	}
@@ -279,8 +324,13 @@ func (h controlPlane) restoreManifests(ctx context.Context, s plan.Step, m host.
 			if c == "etcd" && h.plan.Basis.EtcdExternal {
 				continue
 			}
-			if _, err := h.Client.CoreV1().Pods("kube-system").Get(ctx, c+"-"+s.Node, metav1.GetOptions{}); err != nil {
+			// One that is being deleted is the mirror of the time without a manifest.
+			p, err := h.Client.CoreV1().Pods("kube-system").Get(ctx, c+"-"+s.Node, metav1.GetOptions{})
+			if err != nil {
 				return err
+			}
+			if p.DeletionTimestamp != nil {
+				return condition.NotYetf("mirror pod %s is being deleted", p.Name)
 			}
 		}
 		return nil
@@ -311,21 +361,26 @@ func (h controlPlane) keptManifest(ctx context.Context, m host.Host, component s
 	}
 }
 
-// afterFailure tells a failure that may be tried again from an etcd that is down: kubeadm's own roll-back of etcd's data
-// copies it to the wrong place (kubernetes/kubernetes#143087), so that running it again can only make it worse.
-func (h controlPlane) afterFailure(ctx context.Context, s plan.Step, cause error) error {
-	if s.Params.EtcdVersion.IsZero() {
-		return cause
+// etcdBeforeKubeadm keeps kubeadm from being run on a node whose etcd member is down, be it for the first time or once more after cause:
+// kubeadm's own roll-back of etcd's data copies it to the wrong place (kubernetes/kubernetes#143087), and in a cluster of several
+// members its check asks for quorum only, so that it would copy damaged data over the good and swap again.
+func (h controlPlane) etcdBeforeKubeadm(ctx context.Context, s plan.Step, cause error) error {
+	if h.plan.Basis.EtcdExternal {
+		return nil
 	}
-	err := condition.Wait(ctx, condition.Condition{Name: "etcd on " + s.Node + " to answer", Check: func(ctx context.Context) error {
+	err := h.wait(ctx, s, condition.Condition{Name: "etcd on " + s.Node + " to answer", Check: func(ctx context.Context) error {
 		_, err := h.EtcdMember(ctx, s.Node)
 		return err
-	}}, condition.Options{Timeout: min(etcdGrace, h.patience()), Interval: h.poll()})
+	}}, min(etcdGrace, h.patience()))
 	if err == nil || ctx.Err() != nil {
-		return cause
+		return err
+	}
+	err = fmt.Errorf("kubeadm is not run while etcd on %s does not answer (%w): its own roll-back of etcd restores nothing", s.Node, err)
+	if cause != nil {
+		err = fmt.Errorf("%w; and %w", cause, err)
 	}
 	return &ManualError{
-		Err: fmt.Errorf("%w; and etcd on %s does not answer afterwards (%w): kubeadm's own roll-back of etcd restores nothing", cause, s.Node, err),
+		Err: err,
 		Do: []string{
 			fmt.Sprintf("on %s, read why: crictl logs $(crictl ps -a --name etcd -q | head -1)", s.Node),
 			fmt.Sprintf("on %s, compare %s with the copies in %s/kubeadm-backup-manifests-*", s.Node, kubeadm.ManifestPath("etcd"), kubeadm.TmpDir),
@@ -403,6 +458,9 @@ func (h etcdPatch) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error
 func (h etcdPatch) Apply(ctx context.Context, s plan.Step) error {
 	m, err := h.Machines.Host(ctx, s.Node)
 	if err != nil {
+		return err
+	}
+	if err := h.mark(ctx, m); err != nil {
 		return err
 	}
 	file := kubeadm.ManifestPath("etcd")

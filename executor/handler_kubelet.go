@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/belayops/belay/executor/verify"
+	"github.com/belayops/belay/internal/bundle"
 	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeadm"
@@ -167,6 +168,9 @@ func (h kubelet) Apply(ctx context.Context, s plan.Step) error {
 	if err := h.stripFlags(ctx, s, m); err != nil {
 		return err
 	}
+	if err := h.keep(ctx, s, m, b, k); err != nil {
+		return err
+	}
 	for _, program := range stagedPrograms() {
 		if err := h.put(ctx, m, b.Version(), program, places(k)[program]); err != nil {
 			return fmt.Errorf("put %s in place on %s: %w", program, s.Node, err)
@@ -189,10 +193,31 @@ func (h kubelet) Apply(ctx context.Context, s plan.Step) error {
 	return nil
 }
 
+// keep copies the kubelet that is replaced to the run's directory on the machine: the way back, should the new one not start.
+func (h kubelet) keep(ctx context.Context, s plan.Step, m host.Host, b *bundle.Bundle, k running) error {
+	want, err := programSum(b, "kubelet")
+	if err != nil {
+		return err
+	}
+	to := path.Join(kept, h.run, "kubelet")
+	sums, err := payload.Sums(ctx, m, []string{k.path, to})
+	if err != nil {
+		return err
+	}
+	if sums[k.path] == want || sums[k.path] == "" || sums[to] == sums[k.path] {
+		return nil
+	}
+	if _, err := m.Run(ctx, host.Cmd{Argv: []string{"install", "-D", "-m", "0755", k.path, to}}); err != nil {
+		return fmt.Errorf("keep the kubelet of %s: %w", s.Node, err)
+	}
+	h.say(s, "the kubelet that is replaced is kept: %s", to)
+	return nil
+}
+
 // stripFlags takes flags that the new kubelet no longer knows out of the file that kubeadm once wrote.
 func (h kubelet) stripFlags(ctx context.Context, s plan.Step, m host.Host) error {
 	gone := kubeadm.GoneKubeletFlags(s.Params.Version)
-	for _, file := range []string{kubeadm.KubeletFlagsEnv, kubeadm.KubeletDefaultsEnv} {
+	for _, file := range kubeadm.KubeletEnvFiles() {
 		b, err := m.ReadFile(ctx, file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -208,11 +233,28 @@ func (h kubelet) stripFlags(ctx context.Context, s plan.Step, m host.Host) error
 		if err := m.WriteFile(ctx, path.Join(kept, h.run, path.Base(file)), b, 0o600); err != nil {
 			return err
 		}
-		if err := m.WriteFile(ctx, file, out, 0o644); err != nil {
+		mode, err := fileMode(ctx, m, file)
+		if err != nil {
+			return err
+		}
+		if err := m.WriteFile(ctx, file, out, mode); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// fileMode gives the permissions of a file.
+func fileMode(ctx context.Context, m host.Host, file string) (fs.FileMode, error) {
+	r, err := m.Run(ctx, host.Cmd{Argv: []string{"stat", "-c", "%a", file}})
+	if err != nil {
+		return 0, err
+	}
+	mode, err := strconv.ParseUint(strings.TrimSpace(string(r.Stdout)), 8, 12)
+	if err != nil {
+		return 0, fmt.Errorf("%s: stat %s: %w", m.Name(), file, err)
+	}
+	return fs.FileMode(mode).Perm(), nil
 }
 
 // put replaces a program by its staged version: a copy beside it, flushed, then a rename, so that there is always a whole program.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,17 +41,32 @@ func (h cordon) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error) {
 }
 
 func (h cordon) Apply(ctx context.Context, s plan.Step) error {
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}},"spec":{"unschedulable":true}}`, plan.CordonAnnotation, h.run)
-	return h.patchNode(ctx, s.Node, patch)
+	return h.patchNode(ctx, s.Node, func(n *corev1.Node) string {
+		if n.Spec.Unschedulable {
+			return "" // somebody was quicker: it stays theirs
+		}
+		return fmt.Sprintf(`"annotations":{%q:%q}},"spec":{"unschedulable":true}`, plan.CordonAnnotation, h.run)
+	})
 }
 
 func (h cordon) Verify(s plan.Step) []condition.Condition {
 	return []condition.Condition{h.schedulable(s.Node, false)}
 }
 
-func (t *task) patchNode(ctx context.Context, node, patch string) error {
+// patchNode changes a node by what change makes of it: the rest of a merge patch after the resourceVersion, so that the patch holds only for
+// the node as change saw it; "" for no change.
+func (t *task) patchNode(ctx context.Context, node string, change func(*corev1.Node) string) error {
 	return t.mend(ctx, "node "+node+" to be changed", func(ctx context.Context) error {
-		_, err := t.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		n, err := t.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		rest := change(n)
+		if rest == "" {
+			return nil
+		}
+		patch := fmt.Sprintf(`{"metadata":{"resourceVersion":%q,%s}`, n.ResourceVersion, rest)
+		_, err = t.Client.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 		return err
 	})
 }
@@ -89,7 +105,12 @@ func (h uncordon) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error)
 func (h uncordon) Apply(ctx context.Context, s plan.Step) error { return h.uncordon(ctx, s.Node) }
 
 func (t *task) uncordon(ctx context.Context, node string) error {
-	return t.patchNode(ctx, node, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}},"spec":{"unschedulable":null}}`, plan.CordonAnnotation))
+	return t.patchNode(ctx, node, func(n *corev1.Node) string {
+		if n.Annotations[plan.CordonAnnotation] != t.run {
+			return "" // not, or no longer, this run's
+		}
+		return fmt.Sprintf(`"annotations":{%q:null}},"spec":{"unschedulable":null}`, plan.CordonAnnotation)
+	})
 }
 
 func (h uncordon) Verify(plan.Step) []condition.Condition { return nil }
@@ -102,7 +123,9 @@ func (h drainNode) helper(ctx context.Context, s plan.Step) *drain.Helper {
 		Ctx: ctx, Client: h.Client,
 		Force: s.Params.DeleteBare, IgnoreAllDaemonSets: true, DeleteEmptyDirData: s.Params.DeleteEmptyDir,
 		GracePeriodSeconds: -1, Timeout: time.Duration(s.Params.TimeoutSeconds) * time.Second,
-		Out: io.Discard, ErrOut: io.Discard,
+		// kubectl's command sets these 5 seconds, its library none: a pod that a budget holds would be asked for without a pause.
+		EvictErrorRetryDelay: 5 * h.poll(),
+		Out:                  io.Discard, ErrOut: io.Discard,
 		AdditionalFilters: []drain.PodFilter{func(p corev1.Pod) drain.PodDeleteStatus {
 			if _, ours := p.Labels[verify.CanaryLabel]; ours {
 				return drain.MakePodDeleteStatusSkip()
@@ -141,7 +164,9 @@ func (h drainNode) Probe(ctx context.Context, s plan.Step, _ bool) (Found, error
 func (h drainNode) Apply(ctx context.Context, s plan.Step) error {
 	limit := time.Duration(s.Params.TimeoutSeconds) * time.Second
 	deadline := time.Now().Add(limit)
-	var gone atomic.Int64 // kubectl reports pods from several goroutines
+	// kubectl reports pods from several goroutines.
+	var gone atomic.Int64
+	var said sync.Map
 	err := condition.Wait(ctx, condition.Condition{Name: "the pods of " + s.Node + " to leave", Check: func(ctx context.Context) error {
 		helper := h.helper(ctx, s)
 		list, errs := helper.GetPodsForDeletion(s.Node)
@@ -156,7 +181,12 @@ func (h drainNode) Apply(ctx context.Context, s plan.Step) error {
 			return nil
 		}
 		helper.Timeout = max(time.Until(deadline), time.Second)
-		helper.OnPodDeletionOrEvictionStarted = func(p *corev1.Pod, _ bool) { h.say(s, "evicting %s/%s", p.Namespace, p.Name) }
+		// It is called for every attempt.
+		helper.OnPodDeletionOrEvictionStarted = func(p *corev1.Pod, _ bool) {
+			if _, again := said.LoadOrStore(p.UID, true); !again {
+				h.say(s, "evicting %s/%s", p.Namespace, p.Name)
+			}
+		}
 		helper.OnPodDeletionOrEvictionFinished = func(p *corev1.Pod, _ bool, err error) {
 			if err == nil {
 				gone.Add(1)

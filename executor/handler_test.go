@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/belayops/belay/plan"
 )
 
@@ -22,7 +24,7 @@ func TestUnknownKindsAreRefused(t *testing.T) {
 	w := newWorld(t, 1, 1)
 	env := w.env()
 	k := &task{Env: &env, run: "r", plan: w.plan(t), baseline: w.initial}
-	if err := k.precondition(t.Context(), plan.Precondition{Kind: "moon-is-full"}); err == nil || !strings.Contains(err.Error(), "moon-is-full") {
+	if err := k.precondition(t.Context(), plan.Precondition{Kind: "moon-is-full"}, ""); err == nil || !strings.Contains(err.Error(), "moon-is-full") {
 		t.Errorf("a precondition that nobody knows holds: %v", err)
 	}
 	l := &loop{task: k, state: map[string]stepState{}, handlers: k.handlers(), report: &Report{}}
@@ -43,7 +45,7 @@ func TestForeignCordonIsNeitherTakenNorGivenBack(t *testing.T) {
 	env := w.env()
 	k := &task{Env: &env, run: "r", plan: w.plan(t)}
 	s := plan.Step{ID: "cordon", Kind: plan.Cordon, Node: "w1"}
-	if err := k.patchNode(t.Context(), "w1", `{"spec":{"unschedulable":true}}`); err != nil {
+	if err := k.patchNode(t.Context(), "w1", func(*corev1.Node) string { return `"annotations":{}},"spec":{"unschedulable":true}` }); err != nil {
 		t.Fatal(err)
 	}
 	if f, err := (cordon{k}).Probe(t.Context(), s, false); err != nil || f.Progress != Done {

@@ -12,13 +12,14 @@ import (
 	"github.com/belayops/belay/plan"
 )
 
-// precondition looks at one thing that must hold before a step begins. An unknown kind does not hold.
-func (t *task) precondition(ctx context.Context, p plan.Precondition) error {
+// precondition looks at one thing that must hold before a step begins. An unknown kind does not hold. What a half-done step may
+// have broken itself is not asked of the node except ("" for none).
+func (t *task) precondition(ctx context.Context, p plan.Precondition, except string) error {
 	switch p.Kind {
 	case plan.APIServersAtLeast:
 		return t.apiServersAtLeast(ctx, p.Version)
 	case plan.APIServersWithinOneMinor:
-		return t.eachAPIServer(ctx, func(node string, v kubeversion.V) error {
+		return t.eachAPIServer(ctx, except, func(node string, v kubeversion.V) error {
 			if d, ok := p.Version.MinorVersion().Sub(v.MinorVersion()); !ok || d < 0 || d > 1 {
 				return fmt.Errorf("the apiserver of %s runs %s, which is not within one minor below %s", node, v, p.Version)
 			}
@@ -31,7 +32,7 @@ func (t *task) precondition(ctx context.Context, p plan.Precondition) error {
 		}
 		return err
 	case plan.EtcdHealthy, plan.EtcdAtLeast:
-		names, err := t.controlPlanes(ctx)
+		names, err := t.controlPlanesBut(ctx, except)
 		if err != nil {
 			return err
 		}
@@ -51,6 +52,9 @@ func (t *task) precondition(ctx context.Context, p plan.Precondition) error {
 		}
 		return err
 	case plan.NodeReady:
+		if p.Node == except {
+			return nil
+		}
 		n, err := t.node(ctx, p.Node)
 		if err == nil && !ready(n) {
 			err = fmt.Errorf("node %s is not Ready", p.Node)
@@ -60,23 +64,28 @@ func (t *task) precondition(ctx context.Context, p plan.Precondition) error {
 	return fmt.Errorf("this belay does not know the precondition %q: use the one that made the plan", p.Kind)
 }
 
-// disturbs says whether a step that is half-way may itself have broken the precondition.
-func disturbs(k plan.PreconditionKind) bool {
-	switch k {
-	case plan.NodeReady, plan.EtcdHealthy, plan.EtcdAtLeast, plan.APIServersWithinOneMinor:
-		return true
-	case plan.APIServersAtLeast, plan.KubeadmConfigIs, plan.NodeCordoned:
+// controlPlanesBut gives the control plane nodes without one. With one left out the plan says which there are, as the
+// API may be down with it.
+func (t *task) controlPlanesBut(ctx context.Context, except string) ([]string, error) {
+	if except == "" {
+		return t.controlPlanes(ctx)
 	}
-	return false
+	var names []string
+	for _, n := range t.plan.Basis.Nodes {
+		if n.ControlPlane && n.Name != except {
+			names = append(names, n.Name)
+		}
+	}
+	return names, nil
 }
 
-// eachAPIServer asks the apiserver of every control plane node directly.
-func (t *task) eachAPIServer(ctx context.Context, judge func(node string, v kubeversion.V) error) error {
-	names, err := t.controlPlanes(ctx)
+// eachAPIServer asks the apiserver of every control plane node but one ("" for none) directly.
+func (t *task) eachAPIServer(ctx context.Context, except string, judge func(node string, v kubeversion.V) error) error {
+	names, err := t.controlPlanesBut(ctx, except)
 	if err != nil {
 		return err
 	}
-	if len(names) == 0 {
+	if len(names) == 0 && except == "" {
 		return errors.New("no control plane node was found")
 	}
 	var errs []error
@@ -91,7 +100,7 @@ func (t *task) eachAPIServer(ctx context.Context, judge func(node string, v kube
 }
 
 func (t *task) apiServersAtLeast(ctx context.Context, want kubeversion.V) error {
-	return t.eachAPIServer(ctx, func(node string, v kubeversion.V) error {
+	return t.eachAPIServer(ctx, "", func(node string, v kubeversion.V) error {
 		if v.Less(want) {
 			return fmt.Errorf("the apiserver of %s runs %s, older than %s", node, v, want)
 		}

@@ -10,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/belayops/belay/cluster"
@@ -75,31 +77,36 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{client: env.Client, run: id, owner: o.owner(), now: o.now}
+	l := newLease(&env, id, o)
 	if err := l.acquire(ctx); err != nil {
 		return nil, err
 	}
+	ctx, held := l.hold(ctx)
 	started := false
 	defer func() {
 		if !started {
+			held.end()
 			giveBack(ctx, env.Sink, l, id)
 		}
 	}()
+	// Another process may have begun a run between the first look and the lease.
+	if err := noUnfinished(o.Dir, p.Lineage); err != nil {
+		return nil, err
+	}
 	// What the plan relies on is looked at under the lease, so that no other run changes it in between.
 	s, err := env.Observe(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("observe the cluster: %w", err)
 	}
-	diff := basisDiff(p, s)
-	for _, ref := range p.Bundles {
-		switch b := env.Bundles[ref.Version]; {
-		case b == nil:
-			return nil, noBundle(ref.Version)
-		case b.Digest() != ref.Digest:
-			diff = append(diff, fmt.Sprintf("bundle %s was %s, is %s", ref.Version.Bare(), cluster.ShortDigest(ref.Digest), cluster.ShortDigest(b.Digest())))
-		}
+	// What was not read is neither a difference nor a baseline.
+	if err := unseen(p, s); err != nil {
+		return nil, err
 	}
-	if len(diff) > 0 {
+	diff, err := env.otherBundles(p)
+	if err != nil {
+		return nil, err
+	}
+	if diff = append(basisDiff(p, s), diff...); len(diff) > 0 {
 		return nil, &StaleError{To: p.To, Diff: diff}
 	}
 	if err := env.reachable(ctx, p); err != nil {
@@ -125,7 +132,37 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 		return nil, err
 	}
 	started = true
-	return r.work(ctx, env, j, replay(nil), l, s, o)
+	return r.work(ctx, env, j, replay(nil), held, s, o)
+}
+
+// unseen refuses an observation with gaps where the plan's basis or the baseline of the run would have holes, unless the plan was made, and accepted,
+// with the same gap.
+func unseen(p *plan.Plan, s *cluster.State) error {
+	var gaps []string
+	for _, u := range s.Unread {
+		top := u.List()
+		judged := slices.Contains(cluster.DrainReads(), top) || top == "configmap" || top == "etcd" && !p.Basis.EtcdExternal
+		if judged && !slices.Contains(p.Waivers, "unread@"+u.What) {
+			gaps = append(gaps, fmt.Sprintf("%s (%s: %s)", u.What, u.Kind, u.Why))
+		}
+	}
+	if len(gaps) == 0 {
+		return nil
+	}
+	return &UnseenError{Gaps: gaps}
+}
+
+// otherBundles says which of the plan's bundles are others than those that it was made with.
+func (e *Env) otherBundles(p *plan.Plan) (diff []string, err error) {
+	for _, ref := range p.Bundles {
+		switch b := e.Bundles[ref.Version]; {
+		case b == nil:
+			return nil, noBundle(ref.Version)
+		case b.Digest() != ref.Digest:
+			diff = append(diff, fmt.Sprintf("bundle %s was %s, is %s", ref.Version.Bare(), cluster.ShortDigest(ref.Digest), cluster.ShortDigest(b.Digest())))
+		}
+	}
+	return diff, nil
 }
 
 // reachable asks every machine of the plan for a sign of life, so that an unreachable one is known before anything is begun.
@@ -163,32 +200,52 @@ func (r *Run) Resume(ctx context.Context, env Env, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A plan names the builds that it was made with: two builds of one version in one cluster are nobody's intention.
+	diff, err := env.otherBundles(r.Plan)
+	if err != nil {
+		return nil, err
+	}
+	if len(diff) > 0 {
+		return nil, fmt.Errorf("run %s was begun with other bundles: %s; bring them back, or give the run up with belay abort %s and plan anew", r.ID, strings.Join(diff, "; "), r.ID)
+	}
 	j, st, err := r.open()
 	if err != nil {
 		return nil, err
 	}
-	l := &lease{client: env.Client, run: r.ID, owner: o.owner(), now: o.now}
+	l := newLease(&env, r.ID, o)
 	if err := r.retake(ctx, env, l, st); err != nil {
 		return nil, errors.Join(err, j.Close())
 	}
-	return r.work(ctx, env, j, st, l, baseline, o)
+	ctx, held := l.hold(ctx)
+	return r.work(ctx, env, j, st, held, baseline, o)
+}
+
+// sameCluster refuses a cluster that is not the run's.
+func (r *Run) sameCluster(ctx context.Context, env Env) error {
+	ns, err := env.Client.CoreV1().Namespaces().Get(ctx, "kube-system", metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("namespace kube-system: %w", err)
+	}
+	if string(ns.UID) != r.Plan.Lineage {
+		return condition.Final(fmt.Errorf("run %s is of another cluster: the UID of namespace kube-system is %s there and %s here; name the run's own cluster", r.ID, r.Plan.Lineage, ns.UID))
+	}
+	return nil
 }
 
 // retake takes the lease for a resumed run. A control plane step that was cut off may have left the only apiserver down: then
-// the run goes on without, as mending that is its first act, and the lease is taken once the API is back.
+// the run goes on without, as mending that is its first act, and the lease is taken once the API is back. That it is the run's own cluster is
+// then told by the mark that the step left on its machine.
 func (r *Run) retake(ctx context.Context, env Env, l *lease, st replayed) error {
-	open := slices.ContainsFunc(r.Plan.Steps, func(s plan.Step) bool {
+	at := slices.IndexFunc(r.Plan.Steps, func(s plan.Step) bool {
 		return st.steps[s.ID].begun && !st.steps[s.ID].done && (s.Kind == plan.KubeadmApply || s.Kind == plan.KubeadmNode || s.Kind == plan.EtcdPatch)
 	})
+	open := at >= 0
 	timeout := env.patience()
 	if open {
-		timeout = min(timeout, 30*time.Second)
+		timeout = min(timeout, 30*time.Second+l.observe)
 	}
 	err := condition.Wait(ctx, condition.Condition{Name: "the API to give the lease", Check: func(ctx context.Context) error {
-		ns, err := env.Client.CoreV1().Namespaces().Get(ctx, "kube-system", metav1.GetOptions{})
-		if err == nil && string(ns.UID) != r.Plan.Lineage {
-			return condition.Final(&StaleError{To: r.Plan.To, Diff: []string{fmt.Sprintf("this is another cluster: UID of namespace kube-system is %s, the run's is %s", ns.UID, r.Plan.Lineage)}})
-		}
+		err := r.sameCluster(ctx, env)
 		if err == nil {
 			err = l.acquire(ctx)
 		}
@@ -196,8 +253,12 @@ func (r *Run) retake(ctx context.Context, env Env, l *lease, st replayed) error 
 			return condition.Final(err)
 		}
 		return err
-	}}, condition.Options{Timeout: timeout, Interval: env.poll(), Attempt: 10 * time.Second})
+	}}, condition.Options{Timeout: timeout, Interval: env.poll(), Attempt: 10*time.Second + l.observe})
 	if late := (*condition.TimeoutError)(nil); open && errors.As(err, &late) && ctx.Err() == nil {
+		t := &task{Env: &env, run: r.ID, plan: r.Plan}
+		if merr := t.marked(ctx, r.Plan.Steps[at].Node); merr != nil {
+			return errors.Join(err, merr)
+		}
 		event.Or(env.Sink).Emit(event.Event{Type: event.Warning, Run: r.ID, Msg: "the API does not answer: the control plane step that was cut off is taken up without the lease"})
 		return nil
 	}
@@ -205,23 +266,16 @@ func (r *Run) retake(ctx context.Context, env Env, l *lease, st replayed) error 
 }
 
 // work runs the loop under the lease.
-func (r *Run) work(ctx context.Context, env Env, j *journal.Journal, st replayed, l *lease, baseline *cluster.State, o Options) (*Report, error) {
+func (r *Run) work(ctx context.Context, env Env, j *journal.Journal, st replayed, l *holding, baseline *cluster.State, o Options) (*Report, error) {
 	start := o.now()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	kept := make(chan struct{})
-	go func() {
-		defer close(kept)
-		l.keep(ctx, func(err error) { cancel(err) })
-	}()
-
+	defer l.end()
 	sink := event.Or(env.Sink)
 	sink.Emit(event.Event{Type: event.RunStarted, Run: r.ID, Total: len(r.Plan.Steps),
 		Msg: fmt.Sprintf("run %s: %s from %s to %s", r.ID, cmp.Or(r.Plan.Cluster, "cluster"), r.Plan.From, r.Plan.To)})
 	outages := watchOutages(ctx, o.Targets)
 	t := &task{Env: &env, run: r.ID, plan: r.Plan, baseline: baseline}
 	report := &Report{Schema: ReportSchema, Run: r.ID, From: r.Plan.From.String(), To: r.Plan.To.String()}
-	lp := &loop{task: t, log: log(j), state: st.steps, stop: o.Stop, handlers: t.handlers(), report: report}
+	lp := &loop{task: t, log: log(j), state: st.steps, stop: o.Stop, handlers: t.handlers(), report: report, lease: l.lease}
 	if o.wrapLog != nil {
 		lp.log = o.wrapLog(lp.log)
 	}
@@ -237,12 +291,11 @@ func (r *Run) work(ctx context.Context, env Env, j *journal.Journal, st replayed
 		}
 	}
 	interrupted := ctx.Err() != nil
-	cancel(nil)
-	<-kept
+	l.end()
 	err = errors.Join(err, j.Close())
 	// After a hard stop a machine may still be at work: the lease then runs out by itself.
 	if !interrupted {
-		giveBack(ctx, env.Sink, l, r.ID)
+		giveBack(ctx, env.Sink, l.lease, r.ID)
 	}
 	fin := event.Event{Type: event.RunFinished, Run: r.ID, Msg: fmt.Sprintf("run %s: every step is done", r.ID), Elapsed: time.Duration(report.Seconds * float64(time.Second))}
 	if err != nil {
@@ -264,6 +317,15 @@ func giveBack(ctx context.Context, sink event.Sink, l *lease, run string) {
 func (r *Run) create(baseline *cluster.State, o Options) (*journal.Journal, error) {
 	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the run's directory: %w", err)
+	}
+	// The names of the directories above must outlive a power cut, too.
+	for dir := filepath.Dir(r.Dir); ; dir = filepath.Dir(dir) {
+		if err := atomicfile.SyncDir(dir); err != nil {
+			return nil, fmt.Errorf("make the run's directory: %w", err)
+		}
+		if dir == filepath.Clean(o.Dir) || dir == filepath.Dir(dir) {
+			break
+		}
 	}
 	b, err := r.Plan.Encode()
 	if err != nil {
@@ -303,7 +365,8 @@ func (r *Run) Baseline() (*cluster.State, error) {
 	return s, nil
 }
 
-// OpenRun finds a run by its id; "" is the newest that has not ended, or else the newest.
+// OpenRun finds a run by its id; "" is the newest that has not ended, or else the newest. With runs on several clusters that have not ended, "" gives
+// an *AmbiguousRunError.
 func OpenRun(dir, id string) (*Run, error) {
 	runs, err := listRuns(dir)
 	if err != nil {
@@ -311,18 +374,27 @@ func OpenRun(dir, id string) (*Run, error) {
 	}
 	slices.SortFunc(runs, func(a, b *Run) int { return cmp.Compare(b.ID, a.ID) })
 	var newest *Run
+	var open []*Run
 	for _, r := range runs {
 		if id != "" && r.ID == id {
 			newest = r
 			break
 		}
 		if id == "" {
-			st, err := r.read()
-			if err == nil && st.ended == "" {
-				newest = r
-				break
+			if st, err := r.read(); err == nil && st.ended == "" {
+				open = append(open, r)
 			}
 			newest = cmp.Or(newest, r)
+		}
+	}
+	if len(open) > 0 {
+		newest = open[0]
+		if slices.ContainsFunc(open, func(r *Run) bool { return filepath.Dir(r.Dir) != filepath.Dir(newest.Dir) }) {
+			err := &AmbiguousRunError{}
+			for _, r := range open {
+				err.Runs = append(err.Runs, r.ID)
+			}
+			return nil, err
 		}
 	}
 	if newest == nil {
@@ -453,7 +525,7 @@ func (r *Run) Status() (*Status, error) {
 		switch {
 		case st.steps[s.ID].done:
 			state = "done"
-		case st.steps[s.ID].begun && s.ID == st.last && st.err != "":
+		case s.ID == st.last && st.err != "":
 			state = "failed"
 		case st.steps[s.ID].begun:
 			state = "begun"
@@ -464,12 +536,16 @@ func (r *Run) Status() (*Status, error) {
 }
 
 // Abort gives a run up: it uncordons what the run cordoned, removes its canary pods, and marks it as ended. It takes no version back.
-// The sentences say what was done.
-func (r *Run) Abort(ctx context.Context, env Env, o Options) (did []string, err error) {
+// The sentences say what was done. Nodes that are gone from the cluster are passed over; lost names nodes whose machines
+// cannot be reached and will not come back, on which nobody can look whether work goes on.
+func (r *Run) Abort(ctx context.Context, env Env, o Options, lost ...string) (did []string, err error) {
 	if st, err := r.read(); err != nil {
 		return nil, err
 	} else if st.ended != "" {
 		return nil, fmt.Errorf("run %s is %s already", r.ID, st.ended)
+	}
+	if err := r.sameCluster(ctx, env); err != nil {
+		return nil, err
 	}
 	j, st, err := r.open()
 	if err != nil {
@@ -481,25 +557,29 @@ func (r *Run) Abort(ctx context.Context, env Env, o Options) (did []string, err 
 		if !st.steps[s.ID].begun || st.steps[s.ID].done || s.Kind != plan.KubeadmApply && s.Kind != plan.KubeadmNode && s.Kind != plan.KubeletConfig {
 			continue
 		}
-		h, err := env.Machines.Host(ctx, s.Node)
-		if err != nil {
-			return nil, err
+		if slices.Contains(lost, s.Node) {
+			did = append(did, fmt.Sprintf("did not look whether kubeadm is at work on %s", s.Node))
+			continue
 		}
-		u, err := env.Units.Status(ctx, h, t.unitName(s))
-		if err != nil {
+		if err := t.idle(ctx, s); err != nil {
 			return nil, err
-		}
-		if u.State == UnitRunning {
-			return nil, fmt.Errorf("kubeadm is at work on %s in unit %s: wait for its end, or resume the run", s.Node, t.unitName(s))
 		}
 	}
-	l := &lease{client: env.Client, run: r.ID, owner: o.owner(), now: o.now}
+	l := newLease(&env, r.ID, o)
 	if err := l.acquire(ctx); err != nil {
 		return nil, err
 	}
-	defer giveBack(ctx, env.Sink, l, r.ID)
+	ctx, held := l.hold(ctx)
+	defer func() {
+		held.end()
+		giveBack(ctx, env.Sink, l, r.ID)
+	}()
 	for _, b := range r.Plan.Basis.Nodes {
 		n, err := env.Client.CoreV1().Nodes().Get(ctx, b.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			did = append(did, fmt.Sprintf("passed over node %s, which is gone from the cluster", b.Name))
+			continue
+		}
 		if err != nil {
 			return did, fmt.Errorf("node %s: %w", b.Name, err)
 		}
@@ -509,7 +589,7 @@ func (r *Run) Abort(ctx context.Context, env Env, o Options) (did []string, err 
 			}
 			did = append(did, fmt.Sprintf("uncordoned node %s", b.Name))
 		}
-		if err := verify.RemoveCanary(ctx, env.Client, b.Name, condition.Options{Interval: env.poll()}); err != nil {
+		if err := verify.RemoveCanary(ctx, env.Client, verify.Canary{Node: b.Name, Run: r.ID}, condition.Options{Interval: env.poll()}); err != nil {
 			return did, err
 		}
 	}
@@ -518,4 +598,20 @@ func (r *Run) Abort(ctx context.Context, env Env, o Options) (did []string, err 
 		did = append(did, fmt.Sprintf("left images pinned in containerd, label belay.dev/run=%s: %v", r.ID, err))
 	}
 	return append(did, "ended run "+r.ID), note(j, "", journal.Note, endNote{stateAborted}, nil)
+}
+
+// idle is an error while kubeadm is at work in a step's unit, or when nobody can tell.
+func (t *task) idle(ctx context.Context, s plan.Step) error {
+	h, err := t.Machines.Host(ctx, s.Node)
+	var u Unit
+	if err == nil {
+		u, err = t.Units.Status(ctx, h, t.unitName(s))
+	}
+	if err != nil {
+		return fmt.Errorf("node %s: whether kubeadm is at work there is not known: %w; if its machine will not come back: belay abort %s --lost %s", s.Node, err, t.run, s.Node)
+	}
+	if u.State == UnitRunning {
+		return fmt.Errorf("kubeadm is at work on %s in unit %s: wait for its end, or resume the run", s.Node, t.unitName(s))
+	}
+	return nil
 }

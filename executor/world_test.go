@@ -34,6 +34,7 @@ import (
 	"github.com/belayops/belay/cluster/clustertest"
 	"github.com/belayops/belay/executor/verify"
 	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/bundle/bundletest"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/kubeadm"
 	"github.com/belayops/belay/internal/kubeversion"
@@ -64,6 +65,8 @@ type world struct {
 	cancel context.CancelFunc
 	// strike, when set, is asked before and after each operation on a machine.
 	strike func(op int, after bool) error
+	// apiDown says that the API refuses connections: mirror pods follow later.
+	apiDown bool
 	// unit is asked what becomes of a unit's work; nil means that it succeeds.
 	unit func(node string, argv []string) unitFate
 	// refuse is asked whether a disruption budget forbids a pod's eviction.
@@ -80,15 +83,17 @@ const (
 	unitFails
 	// unitCut is a machine that restarts while kubeadm has moved the apiserver's manifest away, and the unit is forgotten.
 	unitCut
-	// unitBreaksEtcd fails and leaves an etcd that does not answer.
+	// unitBreaksEtcd fails with one new manifest in place, and leaves an etcd that does not answer.
 	unitBreaksEtcd
+	// unitRollsBackOverBrokenEtcd does so with every manifest as it was, as kubeadm's roll-back leaves them.
+	unitRollsBackOverBrokenEtcd
 )
 
 type machine struct {
 	w      *world
 	name   string
 	files  map[string][]byte
-	images map[string]bool   // by reference
+	images map[string]string // digests by reference
 	pins   map[string]string // the run that pinned it, by reference
 	units  map[string]*unitWork
 	// pid and version are the kubelet that runs.
@@ -131,7 +136,7 @@ func newWorld(t testing.TB, controlPlanes, workers int) *world {
 		Spec: appsv1.DeploymentSpec{Replicas: &two}, Status: appsv1.DeploymentStatus{ReadyReplicas: 2}}, metav1.CreateOptions{})
 	create(err)
 	for _, n := range w.initial.Nodes {
-		m := &machine{w: w, name: n.Name, files: map[string][]byte{}, images: map[string]bool{}, pins: map[string]string{}, units: map[string]*unitWork{}, pid: 100, version: v1363}
+		m := &machine{w: w, name: n.Name, files: map[string][]byte{}, images: map[string]string{}, pins: map[string]string{}, units: map[string]*unitWork{}, pid: 100, version: v1363}
 		w.machines[n.Name] = m
 		for _, p := range stagedPrograms() {
 			m.files["/usr/bin/"+p] = []byte(p + " v1.36.3")
@@ -230,6 +235,9 @@ func (m *machine) sync() {
 	ctx := context.Background()
 	pods := m.w.client.CoreV1().Pods("kube-system")
 	for _, c := range kubeadm.Components() {
+		if m.w.apiDown {
+			return
+		}
 		name := c + "-" + m.name
 		b, ok := m.files[kubeadm.ManifestPath(c)]
 		if !ok {
@@ -406,22 +414,26 @@ func (m *machine) run(argv []string, in []byte) (string, error) {
 		return out.String(), nil
 	case a(0) == "sh" && a(3) == "copy":
 		return no(9)
-	case a(0) == "stat" && a(2) == "%s":
-		return no(1)
+	case a(0) == "stat" && a(2) == "%a":
+		return "640\n", nil
 	case a(0) == "stat" && a(2) == "%Y":
 		return "1000\n", nil
 	case a(0) == payload.CtrPath && a(4) == "list":
 		var refs []string
-		for r := range m.images {
-			if by := m.pins[r]; a(6) == "" || by != "" && (strings.Contains(a(6), "pinned") || strings.Contains(a(6), by)) {
-				refs = append(refs, r)
+		for r, digest := range m.images {
+			if by := m.pins[r]; a(5) == "" || by != "" && (strings.Contains(a(5), "pinned") || strings.Contains(a(5), by)) {
+				refs = append(refs, r+" application/vnd.oci.image.manifest.v1+json "+digest+" 1.0 MiB linux/amd64 -")
 			}
 		}
 		return strings.Join(refs, "\n"), nil
 	case a(0) == payload.CtrPath && a(4) == "import":
-		m.images[string(in)] = true
+		ref, digest, err := bundletest.Read(bytes.NewReader(in))
+		if err != nil {
+			m.w.t.Errorf("import: %v", err)
+		}
+		m.images[ref] = digest
 		return "", nil
-	case a(0) == payload.CtrPath && a(4) == "label" && m.images[a(5)]:
+	case a(0) == payload.CtrPath && a(4) == "label" && m.images[a(5)] != "":
 		if _, run, _ := strings.Cut(a(7), "="); run != "" {
 			m.pins[a(5)] = run
 		} else {
@@ -541,6 +553,10 @@ func (m *machine) kubeadm(argv []string) UnitState {
 	case fate == unitFails:
 		return UnitFailed
 	case fate == unitBreaksEtcd:
+		m.etcdDown = true
+		m.files[kubeadm.ManifestPath("etcd")] = manifest("etcd", "registry.k8s.io/etcd:3.7.0-0")
+		return UnitFailed
+	case fate == unitRollsBackOverBrokenEtcd:
 		m.etcdDown = true
 		return UnitFailed
 	case fate == unitCut:
@@ -682,7 +698,7 @@ func testBundle(t testing.TB) *bundle.Bundle {
 		"registry.k8s.io/etcd:3.6.16-0": bundle.RoleEtcdStep, "registry.k8s.io/pause:3.10.2": bundle.RolePause,
 		"registry.k8s.io/kube-proxy:v1.37.2": bundle.RoleKubeProxy,
 	} {
-		add(bundle.File{Path: "images/" + strings.NewReplacer("/", "_", ":", "_").Replace(ref) + ".tar", Kind: bundle.KindImage, Component: "x", Ref: ref, Role: role}, ref, 0o644)
+		add(bundle.File{Path: "images/" + strings.NewReplacer("/", "_", ":", "_").Replace(ref) + ".tar", Kind: bundle.KindImage, Component: "x", Ref: ref, Role: role}, string(bundletest.Archive(ref, "")), 0o644)
 	}
 	slices.SortFunc(m.Files, func(a, b bundle.File) int { return strings.Compare(a.Path, b.Path) })
 	b, err := m.Encode()

@@ -20,6 +20,7 @@ import (
 	"github.com/belayops/belay/cluster"
 	"github.com/belayops/belay/executor"
 	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/kubeversion"
 	"github.com/belayops/belay/internal/render"
 	"github.com/belayops/belay/plan"
@@ -152,14 +153,20 @@ the run's journal on this computer and asks no cluster.`,
 }
 
 func newAbortCmd(d *deps) *cobra.Command {
+	var lost []string
 	cmd := &cobra.Command{
 		Use:   "abort [RUN]",
 		Short: "Give a stopped run up",
 		Long: `Give a stopped run up: uncordon what it cordoned, remove its canary pods, and mark it
-as ended. No version is taken back: the cluster stays between the two, which is a
-legal state. A new plan goes on from there.`,
-		Example: `  belay abort --cluster demo`,
-		Args:    cobra.MaximumNArgs(1),
+as ended. No version is taken back: the cluster stays between the two, which every
+step of a plan keeps within the version skew policy. A new plan goes on from there.
+
+Nodes that are gone from the cluster are passed over. A machine that cannot be reached
+is named with --lost, once it is known that it will not come back: nobody can look then
+whether kubeadm is still at work on it.`,
+		Example: `  belay abort --cluster demo
+  belay abort 20261201-001530-4f21ab --inventory hosts.yaml --lost w3`,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			run, err := executor.OpenRun(d.runsDir(), first(args))
 			if err != nil {
@@ -169,11 +176,7 @@ legal state. A new plan goes on from there.`,
 			if err != nil {
 				return err
 			}
-			o, err := d.runOptions(applyFlags{})
-			if err != nil {
-				return err
-			}
-			did, err := run.Abort(cmd.Context(), *env, o)
+			did, err := run.Abort(cmd.Context(), *env, d.runOwner(), lost...)
 			for _, s := range did {
 				fmt.Fprintln(d.out, s)
 			}
@@ -183,6 +186,7 @@ legal state. A new plan goes on from there.`,
 			return err
 		},
 	}
+	cmd.Flags().StringSliceVar(&lost, "lost", nil, "node whose machine cannot be reached and will not come back (repeatable)")
 	d.addClusterFlags(cmd)
 	cmd.ValidArgsFunction = d.completeRuns
 	return cmd
@@ -275,7 +279,8 @@ func (d *deps) executorEnv(p *plan.Plan, f applyFlags, rightsProved bool) (*exec
 	return env, nil
 }
 
-func (d *deps) runOptions(f applyFlags) (executor.Options, error) {
+// runOwner says where runs are kept, and who works on them.
+func (d *deps) runOwner() executor.Options {
 	o := executor.Options{Dir: d.runsDir(), Tool: buildVersion().Version, PID: os.Getpid(), Now: d.now}
 	if u, err := user.Current(); err == nil {
 		o.Who = u.Username
@@ -283,8 +288,15 @@ func (d *deps) runOptions(f applyFlags) (executor.Options, error) {
 	if h, err := os.Hostname(); err == nil {
 		o.Host = h
 	}
+	return o
+}
+
+func (d *deps) runOptions(f applyFlags) (executor.Options, error) {
+	o := d.runOwner()
 	if d.interrupts != nil {
-		o.Stop = d.interrupts.graceful()
+		o.Stop = d.interrupts.graceful(func() {
+			d.sink().Emit(event.Event{Type: event.Warning, Msg: "stopping after the step that is under way; interrupt once more to stop at once"})
+		})
 	}
 	cfg, err := d.restConfig()
 	if err != nil {

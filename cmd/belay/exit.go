@@ -31,10 +31,12 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &c):
 		return c.exitCode()
-	case errors.Is(err, context.Canceled):
-		return exitInterrupted
 	}
-	return domainExitCode(err)
+	// A run that was stopped by a signal says what became of it, which is more than that there was a signal.
+	if code := domainExitCode(err); code != exitError || !errors.Is(err, context.Canceled) {
+		return code
+	}
+	return exitInterrupted
 }
 
 // usageError is a wrong flag or argument.

@@ -14,6 +14,7 @@ func domainExitCode(err error) int {
 		stopped *executor.StoppedError
 		stale   *executor.StaleError
 		blocked *executor.BlockedError
+		unseen  *executor.UnseenError
 		lost    *host.LostError
 	)
 	switch {
@@ -25,7 +26,7 @@ func domainExitCode(err error) int {
 		return exitBlocked
 	case errors.As(err, &stale):
 		return exitStale
-	case errors.As(err, &lost):
+	case errors.As(err, &lost), errors.As(err, &unseen):
 		return exitUnknown
 	}
 	return exitError

@@ -12,7 +12,7 @@ type interrupts struct {
 	mu       sync.Mutex
 	cancel   context.CancelFunc
 	stop     chan struct{}
-	gracious bool
+	gracious func()
 	stopped  bool
 	hard     bool
 }
@@ -21,20 +21,21 @@ func newInterrupts(cancel context.CancelFunc) *interrupts {
 	return &interrupts{cancel: cancel, stop: make(chan struct{})}
 }
 
-// graceful switches to two-stage stops and gives the channel that the first signal closes.
-func (i *interrupts) graceful() <-chan struct{} {
+// graceful switches to two-stage stops and gives the channel that the first signal closes. first is called then, to say so.
+func (i *interrupts) graceful(first func()) <-chan struct{} {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.gracious = true
+	i.gracious = first
 	return i.stop
 }
 
 func (i *interrupts) signal() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.gracious && !i.stopped {
+	if i.gracious != nil && !i.stopped {
 		i.stopped = true
 		close(i.stop)
+		i.gracious()
 		return
 	}
 	i.hard = true

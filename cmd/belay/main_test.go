@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/belayops/belay/executor"
 	"github.com/belayops/belay/internal/host"
 )
 
@@ -28,6 +29,10 @@ func TestExitCode(t *testing.T) {
 		"cancelled":           {fmt.Errorf("x: %w", context.Canceled), exitInterrupted},
 		"lost":                {fmt.Errorf("drain w1: %w", &host.LostError{Host: "w1", Err: errors.New("eof")}), exitUnknown},
 		"interrupted":         {&interruptedError{errors.New("x")}, exitInterrupted},
+		"stopped run":         {&interruptedError{&executor.StoppedError{Run: "r", Err: context.Canceled}}, exitStopped},
+		"unknown step":        {&interruptedError{&executor.UnknownError{Run: "r", Err: context.Canceled}}, exitUnknown},
+		"gaps":                {&executor.UnseenError{Gaps: []string{"pods"}}, exitUnknown},
+		"no backup":           {&executor.BlockedError{Err: errors.New("x")}, exitBlocked},
 		"interrupted, resume": {&interruptedError{&codedError{err: errors.New("x"), code: exitStopped}}, exitStopped},
 	} {
 		if got := exitCode(c.err); got != c.want {
@@ -70,8 +75,12 @@ func TestReportSaysWhatToRunNext(t *testing.T) {
 func TestInterrupts(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	i := newInterrupts(cancel)
-	stop := i.graceful()
+	said := 0
+	stop := i.graceful(func() { said++ })
 	i.signal()
+	if said != 1 {
+		t.Errorf("the first signal was told of %d times", said)
+	}
 	select {
 	case <-stop:
 	default:

@@ -10,6 +10,8 @@ package verify
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -41,8 +43,9 @@ func Ready(n *corev1.Node) bool {
 	})
 }
 
-// NodesAt is met when every node is Ready and its kubelet reports the target.
-func NodesAt(c kubernetes.Interface, target kubeversion.V) condition.Condition {
+// NodesAt is met when every node is Ready and its kubelet reports the target, or a later patch of its minor. Only those named count,
+// unless none is named.
+func NodesAt(c kubernetes.Interface, target kubeversion.V, names ...string) condition.Condition {
 	return condition.Condition{Name: "every node to be Ready with kubelet " + target.String(), Check: func(ctx context.Context) error {
 		l, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -53,7 +56,10 @@ func NodesAt(c kubernetes.Interface, target kubeversion.V) condition.Condition {
 		}
 		var errs []error
 		for _, n := range l.Items {
-			if v, err := kubeversion.Parse(n.Status.NodeInfo.KubeletVersion); err != nil || v.Compare(target) != 0 {
+			if len(names) > 0 && !slices.Contains(names, n.Name) {
+				continue
+			}
+			if v, err := kubeversion.Parse(n.Status.NodeInfo.KubeletVersion); err != nil || !reaches(v, target) {
 				errs = append(errs, condition.NotYetf("node %s has kubelet %s", n.Name, n.Status.NodeInfo.KubeletVersion))
 			}
 			if !Ready(&n) {
@@ -64,7 +70,12 @@ func NodesAt(c kubernetes.Interface, target kubeversion.V) condition.Condition {
 	}}
 }
 
-// StaticPodsAt is met when the three Kubernetes components on a control plane node ("" for all of them) run the target's image and are ready.
+// reaches says whether v is the target or a later patch of its minor.
+func reaches(v, target kubeversion.V) bool {
+	return !v.Less(target) && v.MinorVersion() == target.MinorVersion()
+}
+
+// StaticPodsAt is met when the three Kubernetes components on a control plane node ("" for all of them) run the target's image, or a later patch's, and are ready.
 func StaticPodsAt(c kubernetes.Interface, node string, target kubeversion.V) condition.Condition {
 	where := "node " + node
 	if node == "" {
@@ -103,7 +114,7 @@ func staticPodAt(ctx context.Context, c kubernetes.Interface, name string, targe
 	if len(p.Spec.Containers) == 0 {
 		return condition.NotYetf("pod kube-system/%s has no container", name)
 	}
-	if v := cluster.ImageVersion(p.Spec.Containers[0].Image); v.Compare(target) != 0 {
+	if v := cluster.ImageVersion(p.Spec.Containers[0].Image); !reaches(v, target) {
 		return condition.NotYetf("pod kube-system/%s has image %s", name, p.Spec.Containers[0].Image)
 	}
 	// The mirror pod is made anew for a new manifest; until the kubelet has started its container there is no status.
@@ -152,7 +163,7 @@ func NoRegression(c kubernetes.Interface, baseline *cluster.State) condition.Con
 }
 
 // Regressions says, a sentence each, which nodes and workloads are worse off than in the baseline. Workloads that are
-// gone are left out: an upgrade deletes none, so their owner did.
+// gone are left out: an upgrade deletes none, so their owner did. So are Jobs, which end by themselves.
 func Regressions(ctx context.Context, c kubernetes.Interface, baseline *cluster.State) ([]string, error) {
 	nodes, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -166,7 +177,7 @@ func Regressions(ctx context.Context, c kubernetes.Interface, baseline *cluster.
 	for _, b := range baseline.Nodes {
 		switch n := live[b.Name]; {
 		case n == nil:
-			out = append(out, fmt.Sprintf("node %s is gone", b.Name))
+			out = append(out, fmt.Sprintf("node %s is gone: if it was removed on purpose, give the run up (belay abort) and plan anew", b.Name))
 		case b.Ready && !Ready(n):
 			out = append(out, fmt.Sprintf("node %s is not Ready, and was before", b.Name))
 		}
@@ -227,6 +238,18 @@ func Workloads(ctx context.Context, c kubernetes.Interface) (map[string]cluster.
 			}
 			for _, d := range l.Items {
 				putDaemonSet(put, d)
+			}
+			return l.Continue, nil
+		}),
+		pages(func(o metav1.ListOptions) (string, error) {
+			l, err := c.AppsV1().ReplicaSets("").List(ctx, o)
+			if err != nil {
+				return "", fmt.Errorf("list replicasets: %w", err)
+			}
+			for _, d := range l.Items {
+				if metav1.GetControllerOf(&d) == nil { // a Deployment's come and go with it
+					put("ReplicaSet", d.ObjectMeta, d.Status.ObservedGeneration, replicas(d.Spec.Replicas), d.Status.ReadyReplicas)
+				}
 			}
 			return l.Continue, nil
 		}),
@@ -295,14 +318,18 @@ const (
 	CanaryLabel = "belay.dev/canary"
 )
 
-func (k Canary) name() string { return "belay-canary-" + k.Node }
+// name differs by run: a verification and a run at the same time do not take each other's pod away.
+func (k Canary) name() string {
+	sum := sha256.Sum256([]byte(k.Run))
+	return "belay-canary-" + hex.EncodeToString(sum[:3]) + "-" + k.Node
+}
 
 // Run sends the pod past the scheduler, as the node may be cordoned, waits until it is Ready with an address, and deletes it.
 func RunCanary(ctx context.Context, c kubernetes.Interface, k Canary) (err error) {
 	pods := c.CoreV1().Pods(canaryNamespace)
 	k.Timeout, k.Poll = cmp.Or(k.Timeout, 3*time.Minute), cmp.Or(k.Poll, time.Second)
 	o := condition.Options{Timeout: k.Timeout, Interval: k.Poll}
-	if err := RemoveCanary(ctx, c, k.Node, o); err != nil {
+	if err := RemoveCanary(ctx, c, k, o); err != nil {
 		return err
 	}
 	err = condition.Wait(ctx, condition.Condition{Name: "the canary pod to be accepted by the API", Check: func(ctx context.Context) error {
@@ -322,7 +349,7 @@ func RunCanary(ctx context.Context, c kubernetes.Interface, k Canary) (err error
 		// A failed canary is deleted as well: its story is in the error.
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
-		err = errors.Join(err, RemoveCanary(cleanup, c, k.Node, condition.Options{Interval: k.Poll}))
+		err = errors.Join(err, RemoveCanary(cleanup, c, k, condition.Options{Interval: k.Poll}))
 	}()
 	err = condition.Wait(ctx, condition.Condition{Name: "the canary pod on " + k.Node + " to be ready", Check: func(ctx context.Context) error {
 		p, err := pods.Get(ctx, k.name(), metav1.GetOptions{})
@@ -345,10 +372,10 @@ func RunCanary(ctx context.Context, c kubernetes.Interface, k Canary) (err error
 	return nil
 }
 
-// RemoveCanary deletes a node's canary pod and waits until it is gone.
-func RemoveCanary(ctx context.Context, c kubernetes.Interface, node string, o condition.Options) error {
+// RemoveCanary deletes the canary pod of a node and a run and waits until it is gone.
+func RemoveCanary(ctx context.Context, c kubernetes.Interface, k Canary, o condition.Options) error {
 	pods := c.CoreV1().Pods(canaryNamespace)
-	name := Canary{Node: node}.name()
+	name := k.name()
 	now := int64(0)
 	if o.Timeout == 0 {
 		o.Timeout = time.Minute
@@ -366,7 +393,7 @@ func RemoveCanary(ctx context.Context, c kubernetes.Interface, node string, o co
 		return condition.NotYetf("it was deleted just now")
 	}}, o)
 	if err != nil {
-		return fmt.Errorf("remove canary of %s: %w", node, err)
+		return fmt.Errorf("remove canary of %s: %w", k.Node, err)
 	}
 	return nil
 }

@@ -1,19 +1,24 @@
 package bundle
 
 import (
+	"archive/tar"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/kubeversion"
@@ -47,6 +52,39 @@ type Image struct {
 	Role      string
 	Component string
 	Version   string
+}
+
+// Digest is the digest that a container runtime has for the image once the archive was imported: that of the manifest, or index, to which the
+// archive's index.json leads.
+func (i Image) Digest() (digest string, err error) {
+	f, err := os.Open(i.Path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	r := tar.NewReader(f) // it seeks past what is not read
+	for {
+		h, err := r.Next()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = errors.New("it has no index.json")
+			}
+			return "", fmt.Errorf("image archive %s: %w", i.Path, err)
+		}
+		if path.Clean(h.Name) != "index.json" {
+			continue
+		}
+		var index v1.IndexManifest
+		if err := json.NewDecoder(io.LimitReader(r, 1<<20)).Decode(&index); err != nil {
+			return "", fmt.Errorf("image archive %s: index.json: %w", i.Path, err)
+		}
+		for _, m := range index.Manifests {
+			if m.Annotations[annotationContainerdName] == i.Ref || len(index.Manifests) == 1 {
+				return m.Digest.String(), nil
+			}
+		}
+		return "", fmt.Errorf("image archive %s does not hold %s; run: belay bundle verify", i.Path, i.Ref)
+	}
 }
 
 // Open reads the bundle in dir. It checks the manifest, not the files: see Verify.

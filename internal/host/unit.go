@@ -101,7 +101,9 @@ func checkUnitName(name string) error {
 	return nil
 }
 
-func unitLog(name string) string { return UnitDir + "/" + name + ".log" }
+// UnitLog is the file on a machine that holds the output of the unit's work. That of an earlier unit of the name, which ResetUnit made the machine
+// forget, lies beside it with ".old" at its end.
+func UnitLog(name string) string { return UnitDir + "/" + name + ".log" }
 
 // description carries the digest: it is set in the same call that starts the unit, so no moment lies between.
 const description = "belay work, argv digest sha256:"
@@ -115,8 +117,8 @@ func (u Unit) systemdRun() []string {
 		"--remain-after-exit",
 		// So that systemd-run says when there is no such program.
 		"--service-type=exec",
-		"--property=StandardOutput=append:" + unitLog(u.Name),
-		"--property=StandardError=append:" + unitLog(u.Name),
+		"--property=StandardOutput=append:" + UnitLog(u.Name),
+		"--property=StandardError=append:" + UnitLog(u.Name),
 	}
 	if u.Dir != "" {
 		argv = append(argv, "--working-directory="+u.Dir)
@@ -190,7 +192,7 @@ func (u Unit) start(ctx context.Context, h Host) error {
 	if _, exists, err := u.find(ctx, h); exists || err != nil {
 		return err
 	}
-	argv := []string{"/bin/sh", "-c", startScript, "belay-unit-start", UnitDir, u.Name + ".service", unitLog(u.Name)}
+	argv := []string{"/bin/sh", "-c", startScript, "belay-unit-start", UnitDir, u.Name + ".service", UnitLog(u.Name)}
 	_, err := h.Run(ctx, Cmd{Argv: append(argv, u.systemdRun()...)})
 	exit := (*ExitError)(nil)
 	if !errors.As(err, &exit) {
@@ -386,14 +388,14 @@ type lineReader struct {
 func (l *lineReader) fetch(ctx context.Context, h Host, name string) error {
 	for {
 		res, err := h.Run(ctx, Cmd{Argv: []string{
-			"/bin/sh", "-c", outputScript, "belay-unit-output", unitLog(name),
+			"/bin/sh", "-c", outputScript, "belay-unit-output", UnitLog(name),
 			strconv.FormatInt(l.offset, 10), strconv.Itoa(outputChunk),
 		}})
 		if exit := (*ExitError)(nil); errors.As(err, &exit) && exit.Code == codeMissing {
 			return nil // nothing was written so far
 		}
 		if err != nil {
-			return relabel(err, "read", unitLog(name))
+			return relabel(err, "read", UnitLog(name))
 		}
 		l.offset += int64(len(res.Stdout))
 		l.part = append(l.part, res.Stdout...)
@@ -423,11 +425,11 @@ func UnitOutput(ctx context.Context, h Host, name string, maxBytes int) ([]byte,
 	if err := checkUnitName(name); err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name(), err)
 	}
-	res, err := h.Run(ctx, Cmd{Argv: []string{"/bin/sh", "-c", tailScript, "belay-unit-tail", unitLog(name), strconv.Itoa(maxBytes)}})
+	res, err := h.Run(ctx, Cmd{Argv: []string{"/bin/sh", "-c", tailScript, "belay-unit-tail", UnitLog(name), strconv.Itoa(maxBytes)}})
 	if exit := (*ExitError)(nil); errors.As(err, &exit) && exit.Code == codeMissing {
-		return nil, fmt.Errorf("%s: output of unit %s: %w", h.Name(), name, &fs.PathError{Op: "read", Path: unitLog(name), Err: fs.ErrNotExist})
+		return nil, fmt.Errorf("%s: output of unit %s: %w", h.Name(), name, &fs.PathError{Op: "read", Path: UnitLog(name), Err: fs.ErrNotExist})
 	}
-	return res.Stdout, relabel(err, "read", unitLog(name))
+	return res.Stdout, relabel(err, "read", UnitLog(name))
 }
 
 // relabel names a command by what it is for, where its argv is one of the scripts above.
@@ -480,7 +482,7 @@ func StopUnit(ctx context.Context, h Host, name string) error {
 	return err
 }
 
-// ResetUnit makes a machine forget a finished unit and its output, so that the name can be used again. A
+// ResetUnit makes a machine forget a finished unit and puts its output aside, so that the name can be used again. A
 // unit that still runs is a *UnitActiveError, one that does not exist no error.
 func ResetUnit(ctx context.Context, h Host, name string) error {
 	s, err := UnitStatus(ctx, h, name)
@@ -505,6 +507,6 @@ func ResetUnit(ctx context.Context, h Host, name string) error {
 			return fmt.Errorf("%s: unit %s is still there after systemctl reset-failed; look at it with: systemctl status %s", h.Name(), name, name)
 		}
 	}
-	_, err = h.Run(ctx, Cmd{Argv: []string{"rm", "-f", "--", unitLog(name)}})
-	return err
+	_, err = h.Run(ctx, Cmd{Argv: []string{"/bin/sh", "-c", `[ ! -e "$1" ] || mv -f -- "$1" "$1.old"`, "belay-unit-reset", UnitLog(name)}})
+	return relabel(err, "mv", UnitLog(name))
 }

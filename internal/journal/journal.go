@@ -218,7 +218,7 @@ func Open(path string) (j *Journal, records []Record, err error) {
 			j, records = nil, nil
 		}
 	}()
-	ok, err := lock(f)
+	ok, err := lockSoon(f)
 	if err != nil {
 		return nil, nil, fmt.Errorf("journal %s: lock: %w", path, err)
 	}

@@ -20,7 +20,16 @@ const (
 	KubeletConfig      = "/var/lib/kubelet/config.yaml"
 	KubeletFlagsEnv    = "/var/lib/kubelet/kubeadm-flags.env"
 	KubeletDefaultsEnv = "/etc/default/kubelet"
+	// KubeletSysconfigEnv is where the packages for RPM-based systems have KubeletDefaultsEnv.
+	KubeletSysconfigEnv = "/etc/sysconfig/kubelet"
+	// DefaultAPIServerPort is bindPort unless the configuration says otherwise.
+	DefaultAPIServerPort = "6443"
 )
+
+// KubeletEnvFiles are the files with flags that the kubelet's unit reads.
+func KubeletEnvFiles() []string {
+	return []string{KubeletFlagsEnv, KubeletDefaultsEnv, KubeletSysconfigEnv}
+}
 
 // SystemVerification is the preflight check that refuses cgroup v1 (and kernels without known configuration).
 const SystemVerification = "SystemVerification"

@@ -51,22 +51,48 @@ func withIgnored(argv, ignore []string) []string {
 	return argv
 }
 
-// ManifestImage gives the image of a static pod manifest with one container.
-func ManifestImage(manifest []byte) (string, error) {
+// manifestContainer is what is read of the container of a static pod.
+type manifestContainer struct {
+	Image   string   `json:"image"`
+	Command []string `json:"command"`
+	Args    []string `json:"args"`
+}
+
+func containerOf(manifest []byte) (manifestContainer, error) {
 	var pod struct {
 		Spec struct {
-			Containers []struct {
-				Image string `json:"image"`
-			} `json:"containers"`
+			Containers []manifestContainer `json:"containers"`
 		} `json:"spec"`
 	}
 	if err := yaml.Unmarshal(manifest, &pod); err != nil {
-		return "", fmt.Errorf("static pod manifest: %w", err)
+		return manifestContainer{}, fmt.Errorf("static pod manifest: %w", err)
 	}
 	if len(pod.Spec.Containers) != 1 || pod.Spec.Containers[0].Image == "" {
-		return "", fmt.Errorf("static pod manifest: %d containers, want one with an image", len(pod.Spec.Containers))
+		return manifestContainer{}, fmt.Errorf("static pod manifest: %d containers, want one with an image", len(pod.Spec.Containers))
 	}
-	return pod.Spec.Containers[0].Image, nil
+	return pod.Spec.Containers[0], nil
+}
+
+// ManifestImage gives the image of a static pod manifest with one container.
+func ManifestImage(manifest []byte) (string, error) {
+	c, err := containerOf(manifest)
+	return c.Image, err
+}
+
+// ManifestFlag gives the value of --flag=value in a static pod manifest with one container; "" when it is not set. The last one
+// counts, as it does for the program.
+func ManifestFlag(manifest []byte, flag string) (string, error) {
+	c, err := containerOf(manifest)
+	if err != nil {
+		return "", err
+	}
+	value := ""
+	for _, a := range slices.Concat(c.Command, c.Args) {
+		if v, ok := strings.CutPrefix(a, "--"+flag+"="); ok {
+			value = v
+		}
+	}
+	return value, nil
 }
 
 var imageLine = regexp.MustCompile(`(?m)^(\s+(?:- )?image:\s*)(\S+)(\s*)$`)

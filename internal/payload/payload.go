@@ -175,31 +175,37 @@ mv -f "$t" "$2"`
 	return true, nil
 }
 
-// MissingImages gives those of images that containerd on the host does not have under their references.
+// MissingImages gives those of images that containerd on the host does not have under their references, or has in another build: two
+// builds of one version bear the same name, and which one runs is not the name's to say.
 func MissingImages(ctx context.Context, h host.Host, images []bundle.Image) ([]bundle.Image, error) {
-	have, err := imageRefs(ctx, h)
+	have, err := hostImages(ctx, h)
 	if err != nil {
 		return nil, err
 	}
 	var out []bundle.Image
 	for _, i := range images {
-		if !have[i.Ref] {
+		want, err := i.Digest()
+		if err != nil {
+			return nil, err
+		}
+		if have[i.Ref] != want {
 			out = append(out, i)
 		}
 	}
 	return out, nil
 }
 
-// imageRefs are the references of the images that containerd has for Kubernetes and that a filter in containerd's syntax lets through.
-func imageRefs(ctx context.Context, h host.Host, filter ...string) (map[string]bool, error) {
-	res, err := h.Run(ctx, host.Cmd{Argv: append([]string{CtrPath, "--namespace", "k8s.io", "images", "list", "--quiet"}, filter...)})
+// hostImages are the images that containerd has for Kubernetes and that a filter in containerd's syntax lets through: digests by reference.
+func hostImages(ctx context.Context, h host.Host, filter ...string) (map[string]string, error) {
+	res, err := h.Run(ctx, host.Cmd{Argv: append([]string{CtrPath, "--namespace", "k8s.io", "images", "list"}, filter...)})
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
-	have := map[string]bool{}
+	have := map[string]string{}
 	for line := range strings.Lines(string(res.Stdout)) {
-		if ref := strings.TrimSpace(line); ref != "" {
-			have[ref] = true
+		// REF TYPE DIGEST SIZE PLATFORMS LABELS; a size has a blank in it.
+		if f := strings.Fields(line); len(f) >= 3 && strings.HasPrefix(f[2], "sha256:") {
+			have[f[0]] = f[2]
 		}
 	}
 	return have, nil
@@ -209,7 +215,7 @@ func imageRefs(ctx context.Context, h host.Host, filter ...string) (map[string]b
 func ImportImage(ctx context.Context, h host.Host, img bundle.Image) error {
 	argv := []string{CtrPath, "--namespace", "k8s.io", "images", "import"}
 	var err error
-	if src := mirrored(img.Path); src != "" && sees(ctx, h, src, img.Size) {
+	if src := mirrored(img.Path); src != "" && sees(ctx, h, src, img) {
 		_, err = h.Run(ctx, host.Cmd{Argv: append(argv, src)})
 	} else {
 		err = stream(ctx, h, append(argv, "-"), img.Path)
@@ -234,11 +240,11 @@ const (
 
 // Unpinned gives those of images that the kubelet's image collector may delete when the disk gets full.
 func Unpinned(ctx context.Context, h host.Host, images []bundle.Image) ([]bundle.Image, error) {
-	have, err := imageRefs(ctx, h, fmt.Sprintf("labels.%q==%s", pinLabel, pinned))
+	have, err := hostImages(ctx, h, fmt.Sprintf("labels.%q==%s", pinLabel, pinned))
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(slices.Clone(images), func(i bundle.Image) bool { return have[i.Ref] }), nil
+	return slices.DeleteFunc(slices.Clone(images), func(i bundle.Image) bool { return have[i.Ref] != "" }), nil
 }
 
 // Pin keeps one image of the host from the kubelet's image collector, for a run: Unpin with the same run ends that.
@@ -252,7 +258,7 @@ func Pin(ctx context.Context, h host.Host, ref, run string) error {
 
 // Unpin gives back what was pinned for a run, and nothing that somebody else pinned.
 func Unpin(ctx context.Context, h host.Host, run string) error {
-	refs, err := imageRefs(ctx, h, fmt.Sprintf("labels.%q==%q", ownerLabel, run))
+	refs, err := hostImages(ctx, h, fmt.Sprintf("labels.%q==%q", ownerLabel, run))
 	if err != nil {
 		return err
 	}
@@ -265,9 +271,10 @@ func Unpin(ctx context.Context, h host.Host, run string) error {
 	return nil
 }
 
-func sees(ctx context.Context, h host.Host, p string, size int64) bool {
-	res, err := h.Run(ctx, host.Cmd{Argv: []string{"stat", "-c", "%s", p}})
-	return err == nil && strings.TrimSpace(string(res.Stdout)) == strconv.FormatInt(size, 10)
+// sees says whether the host has the image's archive at p.
+func sees(ctx context.Context, h host.Host, p string, img bundle.Image) bool {
+	sums, err := Sums(ctx, h, []string{p})
+	return err == nil && sums[p] == img.SHA256
 }
 
 func stream(ctx context.Context, h host.Host, argv []string, local string) error {

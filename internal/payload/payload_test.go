@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/belayops/belay/internal/bundle"
+	"github.com/belayops/belay/internal/bundle/bundletest"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/host/hosttest"
 )
@@ -103,25 +104,37 @@ func image(t *testing.T, ref string) bundle.Image {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte("archive of "+ref), 0o644); err != nil {
+	b := bundletest.Archive(ref, "")
+	if err := os.WriteFile(path, b, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return bundle.Image{Ref: ref, Path: path, Size: int64(len("archive of " + ref))}
+	return bundle.Image{Ref: ref, Path: path, Size: int64(len(b)), SHA256: sum(string(b))}
+}
+
+// line is one of `ctr images list`.
+func line(t *testing.T, img bundle.Image) string {
+	t.Helper()
+	digest, err := img.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img.Ref + "  application/vnd.oci.image.manifest.v1+json " + digest + " 18.2 MiB linux/amd64 io.cri-containerd.image=managed"
 }
 
 // containerd answers as one that takes what it is given.
-func containerd(t *testing.T, seesBundle bool) (*hosttest.Fake, *[]string) {
+func containerd(t *testing.T, sees bool) (*hosttest.Fake, *[]string) {
 	t.Helper()
 	f := hosttest.NewFake(t, "n1")
 	have := &[]string{}
-	f.On(hosttest.Argv(CtrPath, "--namespace", "k8s.io", "images", "list", "--quiet"), hosttest.Reply{Do: func(context.Context, host.Cmd) (host.Result, error) {
-		return host.Result{Stdout: []byte(strings.Join(*have, "\n") + "\n")}, nil
+	f.On(hosttest.Argv(CtrPath, "--namespace", "k8s.io", "images", "list"), hosttest.Reply{Do: func(context.Context, host.Cmd) (host.Result, error) {
+		return host.Result{Stdout: []byte("REF TYPE DIGEST SIZE PLATFORMS LABELS\n" + strings.Join(*have, "\n") + "\n")}, nil
 	}})
-	f.On(hosttest.Prefix("stat"), hosttest.Reply{Do: func(_ context.Context, c host.Cmd) (host.Result, error) {
-		if seesBundle {
-			return host.Result{Stdout: []byte("12\n")}, nil
+	f.On(hosttest.Prefix("sh", "-c"), hosttest.Reply{Do: func(_ context.Context, c host.Cmd) (host.Result, error) {
+		p := c.Argv[len(c.Argv)-1]
+		if !sees || !strings.HasPrefix(p, MirrorDir) {
+			return host.Result{}, nil
 		}
-		return host.Result{}, &host.ExitError{Host: "n1", Argv: c.Argv, Code: 1}
+		return host.Result{Stdout: []byte(sum(string(bundletest.Archive("x", ""))) + "  " + p + "\x00")}, nil
 	}})
 	return f, have
 }
@@ -131,21 +144,28 @@ func TestImportStreamsToAHostThatSeesNoBundle(t *testing.T) {
 	f, have := containerd(t, false)
 	var got string
 	f.Once(hosttest.Argv(CtrPath, "--namespace", "k8s.io", "images", "import", "-"), hosttest.Reply{Do: func(_ context.Context, c host.Cmd) (host.Result, error) {
-		b := make([]byte, 100)
-		n, _ := c.Stdin.Read(b)
-		got = string(b[:n])
-		*have = append(*have, img.Ref)
-		return host.Result{}, nil
+		ref, _, err := bundletest.Read(c.Stdin)
+		got = ref
+		*have = append(*have, line(t, img))
+		return host.Result{}, err
 	}})
 	if err := ImportImage(t.Context(), f, img); err != nil {
 		t.Fatal(err)
 	}
-	if got != "archive of "+img.Ref {
+	if got != img.Ref {
 		t.Errorf("streamed %q", got)
 	}
-	missing, err := MissingImages(t.Context(), f, []bundle.Image{img, {Ref: "registry.k8s.io/etcd:3.6.8-0"}})
-	if err != nil || len(missing) != 1 || missing[0].Ref != "registry.k8s.io/etcd:3.6.8-0" {
+	other := image(t, "registry.k8s.io/etcd:3.6.8-0")
+	missing, err := MissingImages(t.Context(), f, []bundle.Image{img, other})
+	if err != nil || len(missing) != 1 || missing[0].Ref != other.Ref {
 		t.Errorf("missing: %+v, %v", missing, err)
+	}
+	// The same name over another build is another image.
+	if err := os.WriteFile(img.Path, bundletest.Archive(img.Ref, "official"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := MissingImages(t.Context(), f, []bundle.Image{img}); err != nil || len(missing) != 1 {
+		t.Errorf("another build of the same version passes for it: %+v, %v", missing, err)
 	}
 }
 
@@ -153,7 +173,7 @@ func TestImportTakesWhatTheHostSees(t *testing.T) {
 	img := image(t, "x")
 	f, have := containerd(t, true)
 	f.Once(hosttest.Argv(CtrPath, "--namespace", "k8s.io", "images", "import", MirrorDir+"/1.0.0-test/images/x.tar"), hosttest.Reply{Do: func(context.Context, host.Cmd) (host.Result, error) {
-		*have = append(*have, "x")
+		*have = append(*have, line(t, img))
 		return host.Result{}, nil
 	}})
 	if err := ImportImage(t.Context(), f, img); err != nil {
@@ -168,6 +188,26 @@ func TestImportOfAnArchiveWithoutItsImage(t *testing.T) {
 	err := ImportImage(t.Context(), f, img)
 	if err == nil || !strings.Contains(err.Error(), "does not hold image") {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestPins(t *testing.T) {
+	img, kept := image(t, "registry.k8s.io/kube-proxy:v1.37.2"), image(t, "registry.k8s.io/pause:3.10.2")
+	f := hosttest.NewFake(t, "n1")
+	f.On(hosttest.Argv(CtrPath, "--namespace", "k8s.io", "images", "list", `labels."io.cri-containerd.pinned"==pinned`), hosttest.Reply{Stdout: line(t, kept)})
+	free, err := Unpinned(t.Context(), f, []bundle.Image{img, kept})
+	if err != nil || len(free) != 1 || free[0].Ref != img.Ref {
+		t.Errorf("unpinned: %+v, %v", free, err)
+	}
+	f.Once(hosttest.Argv(CtrPath, "--namespace", "k8s.io", "images", "label", img.Ref, "io.cri-containerd.pinned=pinned", "belay.dev/run=r1"), hosttest.Reply{})
+	if err := Pin(t.Context(), f, img.Ref, "r1"); err != nil {
+		t.Error(err)
+	}
+	// Only what the run pinned is given back.
+	f.On(hosttest.Argv(CtrPath, "--namespace", "k8s.io", "images", "list", `labels."belay.dev/run"=="r1"`), hosttest.Reply{Stdout: line(t, img)})
+	f.Once(hosttest.Argv(CtrPath, "--namespace", "k8s.io", "images", "label", img.Ref, "io.cri-containerd.pinned=", "belay.dev/run="), hosttest.Reply{})
+	if err := Unpin(t.Context(), f, "r1"); err != nil {
+		t.Error(err)
 	}
 }
 

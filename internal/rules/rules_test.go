@@ -137,6 +137,7 @@ var forbidden = []struct {
 	{regexp.MustCompile(`^github\.com/pkg/errors$`), regexp.MustCompile(`^$`), "the standard library wraps errors"},
 	{regexp.MustCompile(`^` + module + `/internal/render$`), regexp.MustCompile(`^cmd/`), "only cmd has words and colours"},
 	{regexp.MustCompile(`^` + module + `/internal/host/hosttest$`), regexp.MustCompile(`^$`), "hosttest is for tests"},
+	{regexp.MustCompile(`^` + module + `/internal/bundle/bundletest$`), regexp.MustCompile(`^$`), "bundletest is for tests"},
 }
 
 // impure imports are closed to cluster and plan: no I/O, no client.

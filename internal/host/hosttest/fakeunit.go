@@ -3,7 +3,6 @@ package hosttest
 import (
 	"context"
 	"fmt"
-	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -89,8 +88,11 @@ func (f *Fake) unitCommand(ctx context.Context, c host.Cmd) (Reply, bool) {
 			f.stopUnit(name, true)
 			return Reply{}, true
 		}
-	case len(a) == 4 && a[0] == "rm" && path.Dir(a[3]) == host.UnitDir:
-		f.RemoveFile(a[3])
+	case len(a) == 5 && a[3] == "belay-unit-reset":
+		if data, mode, ok := f.File(a[4]); ok {
+			f.SetFile(a[4]+".old", data, mode)
+			f.RemoveFile(a[4])
+		}
 		return Reply{}, true
 	case len(a) > 4 && a[1] == "-c" && a[3] == "belay-unit-start":
 		return f.startUnit(ctx, a[7:])
