@@ -98,7 +98,10 @@ func TestEachCheck(t *testing.T) {
 		{"version-target", "the same", []change{to("1.36.3")}, nil},
 		{"version-target", "below", []change{to("1.35.4")}, []string{"fail 1.35.4: does not support going back"}},
 		{"version-target", "below a patch", []change{to("1.36.2")}, []string{"fail 1.36.2: going back"}},
-		{"version-target", "between two half-way", []change{to("1.36.4"), state(ct.Component("cp1", "kube-apiserver", "1.37.2"))}, []string{"fail 1.36.4: node cp1 runs already"}},
+		{"version-target", "between two half-way", []change{to("1.36.4"), state(ct.Component("cp1", "kube-apiserver", "1.37.2"))}, []string{"fail 1.36.4: kube-apiserver of node cp1 (v1.37.2)"}},
+		{"version-target", "kubelet of a later minor", []change{to("1.37.2"), state(ct.Component("w1", "kubelet", "1.38.0"))}, []string{"fail 1.37.2: the kubelet of node w1 (v1.38.0)"}},
+		{"version-target", "kubelet of a later patch", []change{to("1.36.3"), state(ct.Component("w1", "kubelet", "1.36.9"))}, nil},
+		{"version-target", "ConfigMap of a later patch", []change{to("1.36.3"), state(func(s *cluster.State) { s.Kubeadm.KubernetesVersion = kubeversion.MustParse("1.36.9") })}, []string{"fail 1.36.3: ConfigMap kubeadm-config (v1.36.9)"}},
 		{"version-target", "another major", []change{to("2.0.0")}, []string{"fail 2.0.0: different major"}},
 		{"version-target", "pre-release", []change{to("1.37.0-rc.1")}, []string{"warn 1.37.0-rc.1: pre-release"}},
 		{"bundles", "no target", nil, []string{"skipped target: no target"}},
@@ -109,6 +112,7 @@ func TestEachCheck(t *testing.T) {
 		{"bundles", "there", []change{to("1.37.2"), bundles("1.36.3", "1.37.2")}, nil},
 		{"bundles", "another patch", []change{to("1.37.2"), bundles("1.37.1")}, []string{"fail 1.37.2: there is no bundle of it (at hand: 1.37.1)"}},
 		{"bundles", "hop between missing", []change{to("1.38.0"), bundles("1.38.0")}, []string{"fail 1.37: hop 1 of 2 goes to 1.37"}},
+		{"bundles", "hop between, older than what runs", []change{to("1.38.0"), bundles("1.37.1", "1.38.0"), state(ct.Component("cp1", "kube-apiserver", "1.37.2"))}, []string{"fail 1.37: belay bundle build 1.37.2"}},
 		{"bundles", "hop between any patch", []change{to("1.38.0"), bundles("1.37.1", "1.38.0")}, nil},
 
 		{"target-advisories", "none", nil, []string{"skipped target: no target"}},
@@ -122,6 +126,7 @@ func TestEachCheck(t *testing.T) {
 
 		{"version-skew", "fine", nil, nil},
 		{"version-skew", "new kubelet", []change{state(ct.Component("w1", "kubelet", "1.37.2"))}, []string{"fail kubelet/w1: newer than kube-apiserver"}},
+		{"version-skew", "control plane half-way", []change{state(ct.Component("cp1", "kube-apiserver", "1.37.2"), ct.Component("cp1", "kube-controller-manager", "1.37.2"), ct.Component("cp1", "kube-scheduler", "1.37.2"))}, nil},
 		{"version-skew", "tag without version", []change{pod("cp1", "kube-scheduler", func(p *cluster.StaticPod) { p.Version = kubeversion.V{} })}, []string{"unknown kube-scheduler/cp1: not known"}},
 		{"version-skew", "pods unread", []change{unread("pods", cluster.UnreadForbidden)}, []string{"blocked cluster: coverage@pods"}},
 
@@ -170,6 +175,11 @@ func TestEachCheck(t *testing.T) {
 		{"kubeadm-config", "missing", []change{state(func(s *cluster.State) { s.Kubeadm = nil }), unread("configmap/kube-system/kubeadm-config", cluster.UnreadNotFound)}, []string{"fail kubeadm-config: missing"}},
 		{"kubeadm-config", "unread", []change{state(func(s *cluster.State) { s.Kubeadm = nil }), unread("configmap/kube-system/kubeadm-config", cluster.UnreadForbidden)}, []string{"blocked kubeadm-config: coverage@"}},
 		{"kubeadm-config", "behind", []change{state(func(s *cluster.State) { s.Kubeadm.KubernetesVersion = kubeversion.MustParse("1.35.4") })}, []string{"fail version: kubeadm would deploy what the ConfigMap says"}},
+		{"kubeadm-config", "behind, and the target mends it", []change{to("1.37.2"), state(func(s *cluster.State) { s.Kubeadm.KubernetesVersion = kubeversion.MustParse("1.35.4") })}, []string{"warn version: the way to 1.37.2 mends it"}},
+		{"kubeadm-config", "private images", []change{to("1.37.2"), state(func(s *cluster.State) { s.Kubeadm.ImageRepository = "registry.example.org" })}, []string{"fail image-repository: kubeadm would pull from there"}},
+		{"kubeadm-config", "private images without a target", []change{state(func(s *cluster.State) { s.Kubeadm.ImageRepository = "registry.example.org" })}, nil},
+		{"kubeadm-config", "etcd pinned to what does not run", []change{to("1.37.2"), state(func(s *cluster.State) { s.Kubeadm.EtcdImageTag = "3.6.16-0" })}, []string{"fail etcd-image-tag: member cp1 runs 3.6.8"}},
+		{"kubeadm-config", "etcd pinned to what runs", []change{to("1.37.2"), state(func(s *cluster.State) { s.Kubeadm.EtcdImageTag = "3.6.8-0" })}, []string{"warn etcd-image-tag: leaves etcd there"}},
 		{"kubeadm-config", "ahead of one", []change{state(ct.Component("cp3", "kube-apiserver", "1.35.4"))}, []string{"fail version: on cp3: kubeadm upgrade node"}},
 		{"kubeadm-config", "v1beta3 and kubeadm 1.37", []change{to("1.37.2"), state(func(s *cluster.State) { s.Kubeadm.APIVersion = "kubeadm.k8s.io/v1beta3" })}, []string{"fail api-version: which kubeadm 1.37 cannot read"}},
 		{"kubeadm-config", "v1beta3 and two hops", []change{to("1.37.2"), state(func(s *cluster.State) {
@@ -361,6 +371,12 @@ func TestEachCheck(t *testing.T) {
 		})}, []string{"fail shop/web: 1 healthy pod of 2 wanted ones"}},
 		{"pdb-blocks-drain", "broken pods that may go", []change{state(ct.Deployment("shop", "web", 1, "w1"), func(s *cluster.State) { s.Pods[0].Ready = false }, ct.PDB("shop", "web", 0), func(s *cluster.State) {
 			s.PDBs[0].UnhealthyEviction = "AlwaysAllow"
+		})}, nil},
+		{"pdb-blocks-drain", "broken pods beside enough healthy ones", []change{state(ct.Deployment("shop", "web", 2, "w1"), func(s *cluster.State) { s.Pods[0].Ready = false }, ct.PDB("shop", "web", 0), func(s *cluster.State) {
+			s.PDBs[0].UnhealthyEviction = "AlwaysAllow"
+		})}, []string{"fail shop/web: 1 pod of Deployment/shop/web"}},
+		{"pdb-blocks-drain", "pending pods", []change{state(ct.Deployment("shop", "web", 1, "w1"), ct.PDB("shop", "web", 0), func(s *cluster.State) {
+			s.Pods[0].Phase, s.Pods[0].Ready = "Pending", false
 		})}, nil},
 		{"pdb-blocks-drain", "no pods", []change{state(ct.PDB("shop", "web", 0))}, nil},
 		{"pdb-blocks-drain", "pods not on a node", []change{state(ct.Deployment("shop", "web", 2), ct.PDB("shop", "web", 0))}, nil},

@@ -108,10 +108,8 @@ func versionTarget(_ context.Context, in *Input) []Result {
 	}
 	from := lowest(in.State)
 	// A control plane that was left half-way must go forward, not to a version between.
-	for _, n := range in.State.Nodes {
-		if sp := n.StaticPod("kube-apiserver"); sp != nil && to.Less(sp.Version) {
-			return []Result{finding(Fail, to.Bare(), "name a target of "+sp.Version.Bare()+" or later", "the target is below %s, which node %s runs already: Kubernetes does not support going back", sp.Version, n.Name)}
-		}
+	if parts, newest := cluster.Newer(in.State, to); len(parts) > 0 {
+		return []Result{finding(Fail, to.Bare(), "name a target of "+newest.Bare()+" or later", "the target is below what is there already: %s; Kubernetes does not support going back", some(parts))}
 	}
 	hops, err := kubeversion.Hops(from, to)
 	if err != nil {
@@ -160,8 +158,12 @@ func bundlesAtHand(_ context.Context, in *Input) []Result {
 		have := slices.ContainsFunc(in.Goal.Bundles, func(v kubeversion.V) bool {
 			return last && v.Compare(to) == 0 || !last && v.MinorVersion() == m
 		})
-		if step := hopName(m, last, to); !have {
+		step, at := hopName(m, last, to), cluster.NewestOf(in.State, m)
+		switch {
+		case !have:
 			out = append(out, finding(Fail, step, "belay bundle build "+bundleFor(step), "hop %d of %d goes to %s, and there is no bundle of it (at hand: %s)", i+1, len(hops), step, versions(in.Goal.Bundles)))
+		case !last && !slices.ContainsFunc(in.Goal.Bundles, func(v kubeversion.V) bool { return v.MinorVersion() == m && !v.Less(at) }):
+			out = append(out, finding(Fail, step, "belay bundle build "+at.Bare(), "hop %d of %d goes to %s, where a part of the control plane or ConfigMap kubeadm-config is at %s already, and every bundle of it is older", i+1, len(hops), step, at))
 		}
 	}
 	return passIfClean(out, to.Bare(), "one for each of %s", plural(len(hops), "hop"))
@@ -423,7 +425,11 @@ func kubeadmConfig(_ context.Context, in *Input) []Result {
 		if sp.Version.Less(kc.KubernetesVersion) {
 			remedy = "on " + n.Name + ": kubeadm upgrade node, or belay resume"
 		}
-		out = append(out, finding(Fail, "version", remedy,
+		status := Fail
+		if to := in.Goal.Target; !to.IsZero() && !to.Less(sp.Version) && !to.Less(kc.KubernetesVersion) {
+			status, remedy = Warn, "nothing: the way to "+to.Bare()+" mends it"
+		}
+		out = append(out, finding(status, "version", remedy,
 			"the ConfigMap says %s and kube-apiserver of node %s runs %s: kubeadm would deploy what the ConfigMap says", kc.KubernetesVersion, n.Name, sp.Version))
 		break
 	}
@@ -440,16 +446,36 @@ func kubeadmConfig(_ context.Context, in *Input) []Result {
 			out = append(out, finding(Warn, "api-version", "nothing to do: the next kubeadm upgrade apply rewrites it as v1beta4", "it is kubeadm.k8s.io/v1beta3, which kubeadm reads up to 1.36"))
 		}
 	}
-	if v := cluster.ImageVersion("etcd:" + kc.EtcdImageTag); kc.EtcdImageTag != "" {
-		to := in.kubeletTarget()
-		if v.Major == 3 && v.Minor <= 5 && to.MinorVersion().Compare(k(36)) >= 0 {
-			out = append(out, finding(Fail, "etcd-image-tag", "take the pin out once the members run 3.5.26 or later: kubectl -n kube-system edit cm kubeadm-config",
-				"it pins etcd to %s, and kubeadm from 1.36 on starts etcd with flags that 3.5 does not know", kc.EtcdImageTag))
-		} else {
-			out = append(out, finding(Warn, "etcd-image-tag", "take the pin out when it is no longer needed", "it pins etcd to %s, so that an upgrade leaves etcd there", kc.EtcdImageTag))
+	out = append(out, pinnedEtcd(in, kc)...)
+	for _, repo := range []string{kc.ImageRepository, kc.EtcdImageRepository} {
+		if repo != "" && repo != "registry.k8s.io" && !in.Goal.Target.IsZero() {
+			out = append(out, finding(Fail, "image-repository", "set it to registry.k8s.io (kubectl -n kube-system edit configmap kubeadm-config); or accept this if that repository has the target's images and every node may pull them",
+				"it names the image repository %s, and the bundles' images, which are staged on the nodes, are of registry.k8s.io: kubeadm would pull from there", repo))
+			break
 		}
 	}
 	return passIfClean(out, "kubeadm-config", "%s, %s", kc.APIVersion, kc.KubernetesVersion)
+}
+
+// pinnedEtcd judges etcd.local.imageTag: kubeadm goes by it, and neither by the bundle nor by a plan.
+func pinnedEtcd(in *Input, kc *cluster.Kubeadm) []Result {
+	const subject, remedy = "etcd-image-tag", "take the pin out: kubectl -n kube-system edit configmap kubeadm-config"
+	if kc.EtcdImageTag == "" || in.State.Etcd.External {
+		return nil
+	}
+	pin := cluster.ImageVersion("etcd:" + kc.EtcdImageTag)
+	if pin.Major == 3 && pin.Minor <= 5 && in.kubeletTarget().MinorVersion().Compare(k(36)) >= 0 {
+		return []Result{finding(Fail, subject, remedy+", once the members run 3.5.26 or later",
+			"it pins etcd to %s, and kubeadm from 1.36 on starts etcd with flags that 3.5 does not know", kc.EtcdImageTag)}
+	}
+	if !in.Goal.Target.IsZero() {
+		for _, m := range in.State.Etcd.Members {
+			if m.Version.Compare(pin) != 0 {
+				return []Result{finding(Fail, subject, remedy, "it pins etcd to %s, and member %s runs %s: kubeadm goes by the pin, and no bundle has its image", kc.EtcdImageTag, name(m), m.Version.Bare())}
+			}
+		}
+	}
+	return []Result{finding(Warn, subject, remedy+", when it is no longer needed", "it pins etcd to %s, so that an upgrade leaves etcd there", kc.EtcdImageTag)}
 }
 
 func componentFlags(_ context.Context, in *Input) []Result {

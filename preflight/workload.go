@@ -28,32 +28,31 @@ func budgets(_ context.Context, in *Input) []Result {
 	of := make(map[string][]string) // pod to budgets
 	for _, b := range s.PDBs {
 		id := b.Namespace + "/" + b.Name
-		var evicted, unready int
+		held := 0
 		var nodes, owners []string
 		for _, name := range b.Pods {
 			p := pods[name]
 			if p == nil || !drained(p) {
 				continue
 			}
-			of[name] = append(of[name], id)
-			evicted++
-			if !p.Ready {
-				unready++
+			if !p.PastBudgets() {
+				of[name] = append(of[name], id)
 			}
+			// The others may go, whatever the budget allows.
+			if !b.Holds(*p) {
+				continue
+			}
+			held++
 			nodes = add(nodes, p.Node)
 			owners = add(owners, cmp.Or(p.Workload, "no controller"))
 		}
 		switch {
-		case evicted == 0:
+		case held == 0:
 			continue
 		case b.Stale:
 			out = append(out, finding(Warn, id, "wait a moment and check again", "the status of PodDisruptionBudget %s is behind its specification", id))
-		case b.DisruptionsAllowed > 0:
 			continue
-		case b.UnhealthyEviction == "AlwaysAllow" && unready == evicted:
-			continue // each of them may go, as none is healthy
-		}
-		if b.DisruptionsAllowed > 0 {
+		case b.DisruptionsAllowed > 0:
 			continue
 		}
 		slices.Sort(nodes)
@@ -70,7 +69,7 @@ func budgets(_ context.Context, in *Input) []Result {
 			}
 		}
 		out = append(out, finding(Fail, id, remedy, "PodDisruptionBudget %s (%s) allows no disruption: draining %s would hang on %s of %s",
-			id, rule, nodeList(nodes), plural(evicted, "pod"), some(owners)))
+			id, rule, nodeList(nodes), plural(held, "pod"), some(owners)))
 	}
 	for _, name := range sortedKeysOf(of) {
 		if ids := of[name]; len(ids) > 1 {
