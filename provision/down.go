@@ -159,16 +159,23 @@ func cleanHosts(ctx context.Context, dir clusterDir, state *progress, leaveUnrea
 	return errors.Join(append(errs, hosts.Close())...)
 }
 
-// cleanScript removes what Up put on a host, but for the directories that other programs share.
+// cleanScript removes what Up put on a host, but for the directories that other programs share. The arguments are files; the last one, the mark of ownership,
+// goes only if everything else went: until then another try finds the host again. What is mounted below /var/lib/kubelet is somebody's
+// data: it is left, and the directory then cannot go, which is told. One that is a mount point itself is emptied and stays.
 const cleanScript = `
 systemctl disable --now --quiet kubelet.service containerd.service 2>/dev/null
 ip link delete kube-bridge 2>/dev/null
 nft delete table ip kube-proxy 2>/dev/null
 nft delete table ip6 kube-proxy 2>/dev/null
-rm -rf /etc/kubernetes /var/lib/kubelet /var/lib/etcd/member /var/lib/containerd /run/containerd /var/lib/cni /etc/systemd/system/kubelet.service.d
-rm -f -- "$@"
-systemctl daemon-reload
-exit 0
+bad=0
+for d in /etc/kubernetes /var/lib/kubelet /var/lib/etcd/member /var/lib/containerd /run/containerd /var/lib/cni /etc/systemd/system/kubelet.service.d; do
+  [ -e "$d" ] || continue
+  find "$d" -xdev -mindepth 1 -delete
+  rmdir "$d" 2>/dev/null || mountpoint -q "$d" || bad=1
+done
+while [ $# -gt 1 ]; do rm -f -- "$1" || bad=1; shift; done
+systemctl daemon-reload || bad=1
+[ $bad = 0 ] && rm -f -- "$1"
 `
 
 func cleanHost(ctx context.Context, hosts *inventory.Hosts, name string, state *progress) error {
