@@ -42,21 +42,90 @@ func (c *collector) chart(ctx context.Context, o Options, name string) {
 	for _, f := range rendered {
 		// Names begin with the chart's own; the file lies under the directory that was given.
 		_, path, _ := strings.Cut(f.name, "/")
-		og := origin{what: name + ": " + f.name, confidence: High, noLines: !f.verbatim, source: Source{Type: SourceFile, File: name, Path: f.name}, namespace: o.Charts.Namespace}
+		og := origin{what: name + ": " + f.name, confidence: High, source: Source{Type: SourceFile, File: name}, namespace: o.Charts.Namespace}
 		if dir != "" {
-			og.source.File, og.source.Path = filepath.Join(dir, path), ""
+			og.source.File = filepath.Join(dir, path)
 		}
-		if !f.verbatim {
+		if f.template != nil {
 			og.note = "in the rendered chart " + name
 		}
-		c.text(og, f.text)
+		sub := c.judge.collector()
+		sub.text(og, f.text)
+		line := func(n int) int { return n }
+		if f.template != nil {
+			line = templateLines(f.template, f.text)
+		}
+		for i := range sub.findings {
+			src := &sub.findings[i].Source
+			src.Line = line(src.Line)
+			if dir == "" {
+				// A line of a file within an archive is none of the archive.
+				at := f.name
+				if src.Line > 0 {
+					at += fmt.Sprintf(":%d", src.Line)
+				}
+				src.Path, src.Line = strings.TrimSuffix(at+" "+src.Path, " "), 0
+			}
+		}
+		for i := range sub.unreadable {
+			sub.unreadable[i].Line = line(sub.unreadable[i].Line)
+		}
+		c.merge(sub)
+	}
+}
+
+// templateLines gives a function from the lines of a rendered text to those of its template, as well as they can be told: the
+// line that reads the same, or that begins with the same key, the first for the first and so on. 0 stands for none.
+func templateLines(template, rendered []byte) func(int) int {
+	templ, out := strings.Split(string(template), "\n"), strings.Split(string(rendered), "\n")
+	key := func(s string) string {
+		s = strings.TrimPrefix(strings.TrimSpace(s), "- ")
+		k, _, ok := strings.Cut(s, ":")
+		if !ok || strings.HasPrefix(s, "{{") {
+			return ""
+		}
+		return strings.Trim(k, `"'`)
+	}
+	whole := func(s string) string { return strings.TrimSpace(strings.TrimSuffix(s, "\r")) }
+	// nth counts the lines of the rendered text up to n that read like it, and finds that one in the template, or the last.
+	nth := func(n int, like func(string) string) int {
+		want := like(out[n-1])
+		if want == "" {
+			return 0
+		}
+		count := 0
+		for _, s := range out[:n] {
+			if like(s) == want {
+				count++
+			}
+		}
+		found := 0
+		for i, s := range templ {
+			if like(s) == want {
+				found = i + 1
+				if count--; count == 0 {
+					break
+				}
+			}
+		}
+		return found
+	}
+	return func(n int) int {
+		if n < 1 || n > len(out) {
+			return 0
+		}
+		if l := nth(n, whole); l > 0 {
+			return l
+		}
+		return nth(n, key)
 	}
 }
 
 type renderedFile struct {
-	name     string
-	text     []byte
-	verbatim bool // not a template: its lines are the file's
+	name string
+	text []byte
+	// template is what it was rendered from; nil for a file that is no template: its lines are the file's.
+	template []byte
 }
 
 func (c *collector) render(ctx context.Context, o Options, name string) (files []renderedFile, err error) {
@@ -99,18 +168,30 @@ func (c *collector) render(ctx context.Context, o Options, name string) (files [
 	if err != nil {
 		return nil, err
 	}
+	templates := map[string][]byte{}
+	addTemplates(ch, ch.Name(), templates)
 	for path, text := range out {
 		base := filepath.Base(path)
 		if strings.HasPrefix(base, "_") || base == "NOTES.txt" || strings.TrimSpace(text) == "" {
 			continue
 		}
-		files = append(files, renderedFile{name: path, text: []byte(text)})
+		files = append(files, renderedFile{name: path, text: []byte(text), template: templates[path]})
 	}
 	for _, crd := range ch.CRDObjects() {
-		files = append(files, renderedFile{name: crd.Filename, text: crd.File.Data, verbatim: true})
+		files = append(files, renderedFile{name: crd.Filename, text: crd.File.Data})
 	}
 	slices.SortFunc(files, func(a, b renderedFile) int { return strings.Compare(a.name, b.name) })
 	return files, nil
+}
+
+// addTemplates collects the templates of a chart and of those below it, by the names that rendering gives them.
+func addTemplates(ch *chart.Chart, prefix string, to map[string][]byte) {
+	for _, t := range ch.Templates {
+		to[prefix+"/"+t.Name] = append([]byte{}, t.Data...)
+	}
+	for _, sub := range ch.Dependencies() {
+		addTemplates(sub, prefix+"/charts/"+sub.Name(), to)
+	}
 }
 
 // missingDependencies names what Chart.yaml asks for and the chart does not have. What conditions and tags switched off

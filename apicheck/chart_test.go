@@ -91,7 +91,7 @@ func TestCharts(t *testing.T) {
 		}
 		var out []string
 		for _, f := range r.Findings {
-			out = append(out, f.Kind+" "+f.Namespace+"/"+f.Name+" "+strings.TrimPrefix(f.Source.File, root)+" "+f.Source.Path)
+			out = append(out, f.Kind+" "+f.Namespace+"/"+f.Name+" "+strings.TrimPrefix(f.Source.File, root)+":"+itoa(f.Source.Line)+" "+f.Source.Path)
 		}
 		for _, u := range r.Coverage.Unreadable {
 			out = append(out, "unread "+strings.TrimPrefix(u.What, root)+" "+u.Why)
@@ -104,11 +104,11 @@ func TestCharts(t *testing.T) {
 			t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
-	const ingress, crd = "Ingress /i /shop/charts/sub/templates/ing.yaml ", "CustomResourceDefinition / /shop/crds/foo.yaml "
+	const ingress, crd = "Ingress /i /shop/charts/sub/templates/ing.yaml:1 ", "CustomResourceDefinition / /shop/crds/foo.yaml:2 "
 	check(scan(Options{Files: []string{dir}}), ingress, crd)
 	check(scan(Options{Files: []string{dir}, Charts: ChartOptions{ValueFiles: []string{prod}, Set: []string{"name=nightly"}, Namespace: "n"}}),
-		"Ingress n/i /shop/charts/sub/templates/ing.yaml ", crd, "CronJob n/nightly /shop/templates/cron.yaml ")
-	check(scan(Options{Files: []string{archive}}), "Ingress /i /shop-1.0.0.tgz shop/charts/sub/templates/ing.yaml", "CustomResourceDefinition / /shop-1.0.0.tgz shop/crds/foo.yaml")
+		"Ingress n/i /shop/charts/sub/templates/ing.yaml:1 ", crd, "CronJob n/nightly /shop/templates/cron.yaml:2 ")
+	check(scan(Options{Files: []string{archive}}), "CustomResourceDefinition / /shop-1.0.0.tgz:0 shop/crds/foo.yaml:2", "Ingress /i /shop-1.0.0.tgz:0 shop/charts/sub/templates/ing.yaml:1")
 	if got := scan(Options{Files: []string{root}}); len(got) != 4 {
 		t.Errorf("a directory with a chart and its archive: %v", got)
 	}
@@ -129,5 +129,16 @@ func TestCharts(t *testing.T) {
 	}
 	if got := scan(Options{Files: []string{notChart}}); len(got) != 1 || !strings.HasPrefix(got[0], "unread /x.tgz") {
 		t.Errorf("an archive that is none: %v", got)
+	}
+}
+
+func TestTemplateLines(t *testing.T) {
+	template := "{{- range .Values.names }}\n---\napiVersion: {{ $.Values.api }}\nkind: CronJob\nmetadata:\n  name: {{ . }}\n{{- end }}\n---\napiVersion: batch/v1\nkind: Job\n---\napiVersion: policy/v1beta1\nkind: PodDisruptionBudget\n"
+	rendered := "\n---\napiVersion: batch/v1beta1\nkind: CronJob\nmetadata:\n  name: a\n---\napiVersion: batch/v1beta1\nkind: CronJob\nmetadata:\n  name: b\n---\napiVersion: batch/v1\nkind: Job\n---\napiVersion: policy/v1beta1\nkind: PodDisruptionBudget\n"
+	line := templateLines([]byte(template), []byte(rendered))
+	for rendered, want := range map[int]int{3: 3, 13: 9, 16: 12, 17: 13, 0: 0, 99: 0, 6: 6} {
+		if got := line(rendered); got != want {
+			t.Errorf("line %d comes from %d, want %d", rendered, got, want)
+		}
 	}
 }

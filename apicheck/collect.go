@@ -17,6 +17,8 @@ type judge struct {
 	from, to  kubeversion.Minor
 	fullParse bool
 	names     *harmlessNames
+	// runtime is what each apiserver switches on or off; empty when that is not known.
+	runtime []RuntimeConfig
 }
 
 // collector gathers what one reader found. Readers that run side by side have one each.
@@ -64,7 +66,7 @@ type use struct {
 
 // use judges one use and keeps a finding when there is something to say.
 func (c *collector) use(u use) {
-	j := c.db.Judge(u.gvk, c.from, c.to, u.stored)
+	j := c.verdictOf(u.gvk, u.stored)
 	switch j.Verdict {
 	case lifecycle.OK, lifecycle.VirtualKind, lifecycle.Custom:
 		return

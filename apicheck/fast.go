@@ -590,7 +590,7 @@ func (h *harmlessNames) kind(j *judge, apiVersion, kind []byte) bool {
 	}
 	ok := false
 	if !strings.HasSuffix(string(kind), "List") {
-		switch j.db.Judge(lifecycle.ParseGVK(string(apiVersion), string(kind)), j.from, j.to, false).Verdict {
+		switch j.verdictOf(lifecycle.ParseGVK(string(apiVersion), string(kind)), false).Verdict {
 		case lifecycle.OK, lifecycle.VirtualKind, lifecycle.Custom:
 			ok = true
 		}
@@ -641,7 +641,7 @@ func (h *harmlessNames) reference(j *judge, apiVersion []byte) bool {
 		}
 		if k.Version == g.Version {
 			known = true
-			switch j.db.Judge(k.GVK(), j.from, j.to, false).Verdict {
+			switch j.verdictOf(k.GVK(), false).Verdict {
 			case lifecycle.Removed, lifecycle.PlannedRemoval, lifecycle.NotYet:
 				ok = false
 			}

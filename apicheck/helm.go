@@ -16,6 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/belayops/belay/apicheck/lifecycle"
 )
 
 const (
@@ -218,12 +220,19 @@ func (l *liveCluster) fetch(ctx context.Context, rec record) (*release, error) {
 func (c *collector) release(rec record, rel *release, what string) {
 	og := origin{what: what, noLines: true, confidence: High, namespace: cmp.Or(rel.Namespace, rec.namespace),
 		source: Source{Type: SourceHelm, Release: rec.release, Revision: rec.revision, Object: rec.driver + " " + rec.namespace + "/" + rec.name},
-		note:   "in " + what + ": the next helm upgrade fails on it"}
+		note:   "in " + what}
+	first := len(c.findings)
 	c.text(og, []byte(rel.Manifest))
 	for i, h := range rel.Hooks {
 		hook := og
 		hook.source.Hook = cmp.Or(h.Name, h.Path, fmt.Sprintf("hooks[%d]", i))
 		hook.source.Path = fmt.Sprintf("hooks[%d]", i)
 		c.text(hook, []byte(h.Manifest))
+	}
+	for i := range c.findings[first:] {
+		// Helm maps what it deployed to what the cluster serves, and knows nothing of fields.
+		if f := &c.findings[first+i]; f.Source.Type == SourceHelm && (f.Verdict == lifecycle.NotYet || f.Verdict == lifecycle.Removed && f.Rewrite != "") {
+			f.Message += ": the next helm upgrade fails on it"
+		}
 	}
 }

@@ -301,7 +301,7 @@ func (c *collector) stored(r resource, m *metav1.PartialObjectMetadata) {
 	c.deadAnnotations(r, m, src)
 	for i, ref := range m.OwnerReferences {
 		g := lifecycle.ParseGVK(ref.APIVersion, ref.Kind)
-		if j := c.db.Judge(g, c.from, c.to, false); j.Verdict == lifecycle.Removed || j.Verdict == lifecycle.PlannedRemoval {
+		if j := c.verdictOf(g, false); j.Verdict == lifecycle.Removed || j.Verdict == lifecycle.PlannedRemoval {
 			s := src
 			s.Type, s.Path = SourceReference, fmt.Sprintf("metadata.ownerReferences[%d]", i)
 			c.found(use{gvk: g, namespace: m.Namespace, name: ref.Name, source: s, confidence: High, cap: Warning, note: "named by " + o + ": garbage collection looks the owner up by this version"}, j)
@@ -347,7 +347,7 @@ func (c *collector) storedKind(r resource, m *metav1.PartialObjectMetadata, src 
 	var worst *lifecycle.Judgement
 	for _, v := range r.versions {
 		g := lifecycle.GVK{Group: r.Group, Version: v, Kind: r.kind}
-		j := c.db.Judge(g, c.from, c.to, true)
+		j := c.verdictOf(g, true)
 		switch j.Verdict {
 		case lifecycle.Undecodable, lifecycle.Removed, lifecycle.PlannedRemoval, lifecycle.OffByDefault:
 		default:
@@ -427,7 +427,7 @@ func (c *collector) managed(r resource, m *metav1.PartialObjectMetadata, src Sou
 	for _, k := range order {
 		e := newest[k]
 		g := lifecycle.ParseGVK(e.APIVersion, r.kind)
-		j := c.db.Judge(g, c.from, c.to, false)
+		j := c.verdictOf(g, false)
 		if harmless(j) {
 			continue
 		}
@@ -470,14 +470,14 @@ func (c *collector) lastApplied(r resource, m *metav1.PartialObjectMetadata, src
 		return
 	}
 	g := lifecycle.ParseGVK(head.APIVersion, head.Kind)
-	j := c.db.Judge(g, c.from, c.to, false)
+	j := c.verdictOf(g, false)
 	if harmless(j) {
 		return
 	}
 	src.Type = SourceLastApplied
 	u := use{gvk: g, namespace: m.Namespace, name: m.Name, source: src, confidence: High}
 	if applied != nil && applied.APIVersion != head.APIVersion {
-		if now := c.db.Judge(lifecycle.ParseGVK(applied.APIVersion, head.Kind), c.from, c.to, false); now.Verdict == lifecycle.OK || now.Verdict == lifecycle.Deprecated && j.Verdict != lifecycle.Deprecated {
+		if now := c.verdictOf(lifecycle.ParseGVK(applied.APIVersion, head.Kind), false); now.Verdict == lifecycle.OK || now.Verdict == lifecycle.Deprecated && j.Verdict != lifecycle.Deprecated {
 			u.cap, u.source.Manager, u.source.Time = Info, applied.Manager, when(applied)
 			u.note = fmt.Sprintf("stale: %s has applied it as %s since", applied.Manager, applied.APIVersion)
 		}
@@ -498,6 +498,7 @@ func (l *liveCluster) wholeObjects(all []resource) []resource {
 		{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}:               "v1",
 		{Group: "", Resource: "configmaps"}:                                                  "v1",
 		{Group: "", Resource: "persistentvolumes"}:                                           "v1",
+		{Group: "", Resource: "secrets"}:                                                     "v1",
 	}
 	var out []resource
 	for _, r := range all {
@@ -513,11 +514,17 @@ func (l *liveCluster) wholeObjects(all []resource) []resource {
 	return out
 }
 
+// noPayload leaves out the Secrets that hold no manifest: keys, and Helm's records, which have their own reader.
+const noPayload = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token,type!=kubernetes.io/tls,type!=kubernetes.io/dockerconfigjson,type!=bootstrap.kubernetes.io/token"
+
 // objects judges whole objects of a resource for what they name and carry.
 func (l *liveCluster) objects(ctx context.Context, o Options, c *collector, r resource) {
 	for _, ns := range namespaces(o, r.namespaced) {
 		sub := c.collector()
 		n, err := l.pages(ctx, r.String(), func(ctx context.Context, opts metav1.ListOptions) (string, int, error) {
+			if r.GroupResource() == (schema.GroupResource{Resource: "secrets"}) {
+				opts.FieldSelector = noPayload
+			}
 			body, err := l.get(ctx, r.GroupVersionResource, ns, opts, objectPage)
 			if err != nil {
 				return "", 0, err
@@ -551,6 +558,9 @@ func (l *liveCluster) get(ctx context.Context, gvr schema.GroupVersionResource, 
 	req := l.raw.Get().AbsPath(append(path, gvr.Resource)...).SetHeader("Accept", "application/json").Param("limit", fmt.Sprint(limit))
 	if opts.Continue != "" {
 		req = req.Param("continue", opts.Continue)
+	}
+	if opts.FieldSelector != "" {
+		req = req.Param("fieldSelector", opts.FieldSelector)
 	}
 	if opts.LabelSelector != "" {
 		req = req.Param("labelSelector", opts.LabelSelector)

@@ -412,12 +412,18 @@ func TestMetricIsOnlyExtraEvidence(t *testing.T) {
 
 func TestContentsOfLiveObjects(t *testing.T) {
 	f := &fakeAPI{t: t, version: "v1.36.3", intercept: noMetric,
-		resources: map[string][]string{"v1": {"configmaps ConfigMap"}, "apiextensions.k8s.io/v1": {"customresourcedefinitions CustomResourceDefinition"}},
+		resources: map[string][]string{"v1": {"configmaps ConfigMap", "secrets Secret"}, "apiextensions.k8s.io/v1": {"customresourcedefinitions CustomResourceDefinition"}},
 		objects: map[string][]string{
 			"configmaps": {`{"metadata":{"name":"kubeadm-config","namespace":"kube-system"},"data":{"ClusterConfiguration":"apiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\n"}}`},
 			"apiextensions.k8s.io/customresourcedefinitions": {`{"metadata":{"name":"foos.example.com"},"spec":{"group":"example.com","names":{"kind":"Foo"},"versions":[{"name":"v1","served":true}]},"status":{"storedVersions":["v1alpha1","v1"]}}`},
+			// apiVersion: networking.k8s.io/v1beta1, kind: ServiceCIDR, metadata: {name: s, annotations: {token: hunter2}}
+			"secrets": {`{"metadata":{"name":"manifests","namespace":"n"},"type":"Opaque","data":{"a.yaml":"YXBpVmVyc2lvbjogbmV0d29ya2luZy5rOHMuaW8vdjFiZXRhMQpraW5kOiBTZXJ2aWNlQ0lEUgptZXRhZGF0YToge25hbWU6IHMsIGFubm90YXRpb25zOiB7dG9rZW46IGh1bnRlcjJ9fQo="}}`},
 		}}
-	expect(t, f.scan(0, 37), Findings, "error removed payload kubeadm.k8s.io/v1beta3 ClusterConfiguration", "warning deprecated reference example.com/v1alpha1 Foo")
+	r := f.scan(0, 37)
+	if strings.Contains(asJSON(t, r), "hunter2") {
+		t.Error("the report holds what a Secret keeps")
+	}
+	expect(t, r, Findings, "error removed payload kubeadm.k8s.io/v1beta3 ClusterConfiguration", "error removed payload networking.k8s.io/v1beta1 ServiceCIDR s", "warning deprecated reference example.com/v1alpha1 Foo")
 }
 
 func TestUnreachableCluster(t *testing.T) {

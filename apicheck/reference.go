@@ -67,7 +67,7 @@ func (c *collector) references(og origin, o object) {
 
 // reference judges one API that o names at path; only what breaks counts.
 func (c *collector) reference(og origin, o object, n *yaml.Node, path string, g lifecycle.GVK, most Severity, why string) {
-	j := c.db.Judge(g, c.from, c.to, false)
+	j := c.verdictOf(g, false)
 	switch j.Verdict {
 	case lifecycle.Removed, lifecycle.PlannedRemoval, lifecycle.NotYet:
 	default:
@@ -120,7 +120,7 @@ func (c *collector) roleRules(og origin, o object) {
 				}
 				told[[2]string{g, res}] = true // once for a resource and its subresources
 				last := lastOf(kinds)
-				j := c.db.Judge(last.GVK(), c.from, c.to, false)
+				j := c.verdictOf(last.GVK(), false)
 				// A rule that also names the new group is only a left-over.
 				most := Warning
 				if !j.Replacement.IsZero() && slices.Contains(groups, j.Replacement.Group) || c.to.Compare(last.Removed) > 0 && c.from.Compare(last.Removed) >= 0 {
@@ -152,7 +152,7 @@ func (c *collector) groupResources(og origin, o object, rule *yaml.Node, path, w
 			res, _, _ = strings.Cut(res, "/")
 			if kinds := c.db.ByResource(group, res); gone(kinds, c.to) {
 				last := lastOf(kinds)
-				c.refer(og, o, gr, fmt.Sprintf("%s.resources[%d]", path, i), last.GVK(), c.db.Judge(last.GVK(), c.from, c.to, false), Info, why)
+				c.refer(og, o, gr, fmt.Sprintf("%s.resources[%d]", path, i), last.GVK(), c.verdictOf(last.GVK(), false), Info, why)
 			}
 		}
 	}
@@ -166,7 +166,7 @@ func (c *collector) encryption(og origin, o object) {
 			res, group, _ := strings.Cut(name, ".")
 			if kinds := c.db.ByResource(group, res); gone(kinds, c.to) {
 				last := lastOf(kinds)
-				c.refer(og, o, r, fmt.Sprintf("resources[%d]", i), last.GVK(), c.db.Judge(last.GVK(), c.from, c.to, false), Info, "nothing of it is stored any more")
+				c.refer(og, o, r, fmt.Sprintf("resources[%d]", i), last.GVK(), c.verdictOf(last.GVK(), false), Info, "nothing of it is stored any more")
 			}
 		}
 	}
@@ -186,7 +186,7 @@ func (c *collector) admissionRules(og origin, o object, holder *yaml.Node, rules
 					if !slices.Contains(versions, k.Version) {
 						continue
 					}
-					j := c.db.Judge(k.GVK(), c.from, c.to, false)
+					j := c.verdictOf(k.GVK(), false)
 					if j.Verdict != lifecycle.Removed && j.Verdict != lifecycle.PlannedRemoval {
 						continue
 					}

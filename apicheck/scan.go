@@ -36,6 +36,8 @@ type Options struct {
 	Suppressions []Suppression
 	// Only keeps findings of these verdicts; empty for all.
 	Only []lifecycle.Verdict
+	// RuntimeConfig is the --runtime-config that the target's apiservers have; nil: what a live cluster's static pods show.
+	RuntimeConfig RuntimeConfig
 	// Patience bounds how long one request to the cluster is repeated; 0 means a minute.
 	Patience time.Duration
 	// DB replaces the built-in database.
@@ -86,6 +88,12 @@ func Scan(ctx context.Context, o Options) (Report, error) {
 	}
 	j := &judge{db: db, from: o.From, to: o.To, fullParse: o.FullParse, names: &harmlessNames{}}
 	all := j.collector()
+	switch {
+	case o.RuntimeConfig != nil:
+		j.runtime = []RuntimeConfig{o.RuntimeConfig}
+	case live != nil:
+		j.runtime = live.readRuntimeConfig(ctx, all)
+	}
 	if db.Newest.Compare(o.To) < 0 {
 		all.unread("Kubernetes "+o.To.String(), 0, "planned, not observed: the database ends at %s, so what %s removes is only announced", db.Newest, o.To)
 	}

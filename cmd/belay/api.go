@@ -40,6 +40,8 @@ type apiScanFlags struct {
 	cluster      bool
 	chart        apicheck.ChartOptions
 	database     string
+
+	runtimeConfig string
 }
 
 func newAPIScanCmd(d *deps) *cobra.Command {
@@ -119,6 +121,7 @@ func (f *apiScanFlags) add(cmd *cobra.Command) {
 	fl.StringArrayVar(&f.chart.Set, "set", nil, "value for charts among the files, as helm --set (repeatable)")
 	fl.StringVar(&f.chart.Namespace, "chart-namespace", "", "namespace that charts are rendered for")
 	fl.StringVar(&f.chart.Release, "chart-release", "", "release name that charts are rendered for")
+	fl.StringVar(&f.runtimeConfig, "runtime-config", "", "the apiservers' --runtime-config at the target, as networking.k8s.io/v1beta1=true (default: what a live cluster's apiserver pods show)")
 	fl.StringVar(&f.database, "db", "", "lifecycle database file in place of the built-in one")
 }
 
@@ -145,6 +148,11 @@ func (f *apiScanFlags) options(d *deps) (apicheck.Options, error) {
 			return o, usagef("--only %q: want %s", v, strings.Join(known, ", "))
 		}
 		o.Only = append(o.Only, lifecycle.Verdict(v))
+	}
+	if f.runtimeConfig != "" {
+		if o.RuntimeConfig, err = apicheck.ParseRuntimeConfig(f.runtimeConfig); err != nil {
+			return o, usagef("--runtime-config: %v", err)
+		}
 	}
 	if f.suppressions != "" {
 		data, err := os.ReadFile(f.suppressions)
