@@ -16,6 +16,7 @@ import (
 	"filippo.io/age"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -41,6 +42,12 @@ type Options struct {
 	Hosts []host.Host
 	// Etcd says how to reach etcd; nil finds it through Hosts.
 	Etcd *EtcdAccess
+	// SnapshotClaims are claims (namespace/name) of which CSI snapshots are taken;
+	// SnapshotClass is the VolumeSnapshotClass, empty for the driver's default, and
+	// SnapshotTimeout how long is waited until all are ready: 0 means ten minutes.
+	SnapshotClaims  []string
+	SnapshotClass   string
+	SnapshotTimeout time.Duration
 	// Accept are the IDs of findings to go on in spite of.
 	Accept []string
 	// Recipients, if any, can read what is encrypted; RecipientNames are what
@@ -82,27 +89,35 @@ func Create(ctx context.Context, o Options) (b *Backup, err error) {
 	c := &creation{o: o, sink: sink, m: &Manifest{
 		Schema: Schema, Tool: o.Tool, Started: started.UTC().Truncate(time.Second), Accepted: o.Accept, Files: []File{}, Parts: []Part{},
 	}}
-	sink.Emit(event.Event{Time: started, Type: event.RunStarted, Run: "backup", Total: len(c.steps())})
 	defer func() {
 		e := event.Event{Time: time.Now(), Type: event.RunFinished, Run: "backup", Elapsed: time.Since(started)}
-		if err != nil {
-			e.Err = err.Error()
-		} else {
-			e.Msg = "backup " + b.Dir
+		switch {
+		case err != nil:
+			// The caller says why; it is not told twice.
+			e.Msg = "no backup was taken, and nothing is left of the attempt"
+		case !b.Manifest.Complete():
+			e.Msg = fmt.Sprintf("backup %s is there, at level %s, and incomplete", filepath.Base(b.Dir), b.Manifest.Level)
+		default:
+			e.Msg = fmt.Sprintf("backup %s is complete, at level %s", filepath.Base(b.Dir), b.Manifest.Level)
 		}
 		sink.Emit(e)
 	}()
+	if c.claims, err = parseClaims(o.SnapshotClaims); err != nil {
+		return nil, err
+	}
 	if err := c.open(ctx); err != nil {
 		return nil, err
 	}
+	steps := c.steps()
+	sink.Emit(event.Event{Time: started, Type: event.RunStarted, Run: "backup", Total: len(steps), Msg: fmt.Sprintf("backup %s of cluster %s, Kubernetes %s", c.name, c.m.Cluster, c.m.Version.Bare())})
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.RemoveAll(c.d.dir))
+			err = errors.Join(err, os.RemoveAll(c.d.dir), c.undoSnapshots(ctx))
 		}
 	}()
-	for i, s := range c.steps() {
+	for i, s := range steps {
 		begin := time.Now()
-		e := event.Event{Time: begin, Run: "backup", Step: s.name, Index: i + 1, Total: len(c.steps())}
+		e := event.Event{Time: begin, Run: "backup", Step: s.name, Msg: s.msg, Index: i + 1, Total: len(steps)}
 		e.Type = event.StepStarted
 		sink.Emit(e)
 		err := s.run(ctx)
@@ -110,39 +125,50 @@ func Create(ctx context.Context, o Options) (b *Backup, err error) {
 		if err != nil {
 			e.Type, e.Err = event.StepFailed, err.Error()
 			sink.Emit(e)
-			return nil, fmt.Errorf("back up %s: %w", s.name, err)
+			return nil, withRoomRemedy(fmt.Errorf("back up %s: %w", s.name, err), o.Dir)
 		}
-		e.Type, e.Msg = event.StepDone, c.said(s.name)
+		e.Type = event.StepDone
+		if said := c.said(s.name); said != "" {
+			e.Msg += ": " + said
+		}
 		sink.Emit(e)
 	}
-	return c.finish(ctx)
+	return &Backup{Dir: c.final, Manifest: c.m}, nil
 }
 
 // creation is a backup under way.
 type creation struct {
-	o      Options
-	sink   event.Sink
-	m      *Manifest
-	d      *dirWriter
-	final  string
+	o     Options
+	sink  event.Sink
+	m     *Manifest
+	d     *dirWriter
+	final string
+	// name is the backup's.
+	name   string
+	claims []types.NamespacedName
 	client kubernetes.Interface
 	// clusterConfiguration is kubeadm's.
 	clusterConfiguration string
 }
 
 type createStep struct {
-	name string
-	run  func(context.Context) error
+	// name is the part's, msg what people read.
+	name, msg string
+	run       func(context.Context) error
 }
 
 func (c *creation) steps() []createStep {
-	return []createStep{
-		{"config", c.config},
-		{"etcd", c.etcd},
-		{"nodes", c.nodes},
-		{"releases", c.releases},
-		{"objects", c.objects},
+	steps := []createStep{{"config", "kubeadm's configuration", c.config}}
+	if len(c.o.SnapshotClaims) > 0 {
+		steps = append(steps, createStep{"snapshots", "CSI snapshots of the chosen volumes", c.volumeSnapshots})
 	}
+	return append(steps, []createStep{
+		{"etcd", "etcd: snapshot, opened and counted", c.etcd},
+		{"nodes", "files of the control plane nodes", c.nodes},
+		{"releases", "Helm releases", c.releases},
+		{"objects", "every object of the API, and the volume mount map", c.objects},
+		{"manifest", "read everything back and write the manifest", c.finish},
+	}...)
 }
 
 // said tells in a line what became of a step's part.
@@ -213,7 +239,7 @@ func (c *creation) open(ctx context.Context) error {
 	if !validName.MatchString(name) || strings.HasSuffix(name, partialSuffix) {
 		return fmt.Errorf("%q cannot name a backup: use letters, digits, dots and dashes", name)
 	}
-	c.final = filepath.Join(c.o.Dir, name)
+	c.name, c.final = name, filepath.Join(c.o.Dir, name)
 	for _, p := range []string{c.final, c.final + partialSuffix} {
 		if _, err := os.Lstat(p); !errors.Is(err, fs.ErrNotExist) {
 			return &ExistsError{p}
@@ -348,7 +374,7 @@ func (c *creation) etcd(ctx context.Context) (err error) {
 	if c.d.encrypts(true) {
 		need *= 2
 	}
-	if err := checkFree(c.d.dir, need); err != nil {
+	if err := checkFree(c.d.dir, need, "-o"); err != nil {
 		return err
 	}
 	part, err := c.snapshot(ctx, cluster, m)
@@ -430,11 +456,11 @@ func (c *creation) snapshot(ctx context.Context, cluster *etcdCluster, m *member
 }
 
 // finish reads everything back, writes the manifest and gives the directory its name.
-func (c *creation) finish(ctx context.Context) (*Backup, error) {
+func (c *creation) finish(ctx context.Context) error {
 	c.m.Files = c.d.list()
 	for i := range c.m.Files {
 		if err := checkFile(ctx, c.d.dir, &c.m.Files[i]); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	c.m.Level = HashVerified
@@ -446,22 +472,19 @@ func (c *creation) finish(ctx context.Context) (*Backup, error) {
 		c.m.Accepted = nil
 	}
 	if err := syncTree(c.d.dir); err != nil {
-		return nil, err
+		return err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return err
 	}
 	c.m.Finished = time.Now().UTC().Truncate(time.Second)
 	if err := c.m.write(c.d.dir); err != nil {
-		return nil, err
+		return err
 	}
 	if err := os.Rename(c.d.dir, c.final); err != nil {
-		return nil, fmt.Errorf("give the backup its name: %w", err)
+		return fmt.Errorf("give the backup its name: %w", err)
 	}
-	if err := atomicfile.SyncDir(c.o.Dir); err != nil {
-		return nil, err
-	}
-	return &Backup{Dir: c.final, Manifest: c.m}, nil
+	return atomicfile.SyncDir(c.o.Dir)
 }
 
 // syncTree makes the names in all directories under dir durable.
@@ -478,5 +501,5 @@ func syncTree(dir string) error {
 type LineageError struct{ What, Got, Want string }
 
 func (e *LineageError) Error() string {
-	return fmt.Sprintf("%s belongs to another cluster: its kube-system has UID %s, this cluster's %s", e.What, e.Got, e.Want)
+	return fmt.Sprintf("%s belongs to another cluster: its kube-system has UID %s, this cluster's %s; check which kubeconfig, inventory and backup were given", e.What, e.Got, e.Want)
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/kubeversion"
 )
 
 // fixture is a cluster of fakes around a real etcd.
@@ -600,6 +601,32 @@ func TestEncryption(t *testing.T) {
 		if key := (*KeyError)(nil); !errors.As(err, &key) || key.Recipients != PassphraseRecipient || !strings.Contains(err.Error(), "--passphrase-file") {
 			t.Errorf("%s passphrase: %v, want a *KeyError", name, err)
 		}
+	}
+}
+
+// A cluster that encrypts with a key management service: what can be proved here ends at opened, and that is said.
+func TestKeyManagementServiceIsALimit(t *testing.T) {
+	f := newFixture(t)
+	f.host.put(t, manifestDir+"/kube-apiserver.yaml", `apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - name: kube-apiserver
+    command: [kube-apiserver, --encryption-provider-config=/etc/kubernetes/enc/config.yaml]
+    volumeMounts: [{name: enc, mountPath: /etc/kubernetes/enc}]
+  volumes: [{name: enc, hostPath: {path: /etc/kubernetes/enc}}]
+`, 0o600)
+	f.host.put(t, "/etc/kubernetes/enc/config.yaml", `kind: EncryptionConfiguration
+resources: [{resources: [secrets], providers: [{kms: {apiVersion: v2, name: vault, endpoint: "unix:///run/kms.sock"}}, {identity: {}}]}]
+`, 0o600)
+	b := f.create(t)
+	r := verify(t, b.Dir, Opened)
+	if !r.OK() || len(r.Limits) != 1 || r.Limits[0].Level != Opened || !strings.Contains(r.Limits[0].Reason, "vault") || !strings.Contains(r.Limits[0].Remedy, "--onto") {
+		t.Errorf("opened: problems %+v, limits %+v", r.Problems, r.Limits)
+	}
+	r, err := Verify(t.Context(), b.Dir, VerifyOptions{Level: Restored, Binaries: func(kubeversion.V) (Binaries, error) { return Binaries{}, nil }})
+	if err != nil || r.OK() || r.Level != Opened || len(r.Problems) != 1 || !strings.Contains(r.Problems[0].Problem, "key management service (vault)") {
+		t.Errorf("restored: %+v, %v", r, err)
 	}
 }
 

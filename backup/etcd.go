@@ -499,7 +499,7 @@ func (m *member) stream(ctx context.Context, w io.Writer, progress func(int64)) 
 	}
 	cerr := resp.Snapshot.Close()
 	if !errors.Is(err, io.EOF) {
-		return nil, "", fmt.Errorf("snapshot of etcd member on %s: broke off after %d bytes: %w", m.name(), t.n, err)
+		return nil, "", fmt.Errorf("snapshot of etcd member on %s: broke off after %d bytes: %w; see to that member (crictl logs, journalctl) and take the backup again: another one is read while it does not answer", m.name(), t.n, err)
 	}
 	if cerr != nil {
 		return nil, "", fmt.Errorf("snapshot of etcd member on %s: %w", m.name(), cerr)

@@ -52,6 +52,8 @@ type Manifest struct {
 	Etcd       *EtcdPart   `json:"etcd,omitempty"`
 	// Resources counts the objects of each resource in the object part.
 	Resources []ResourcePart `json:"resources,omitempty"`
+	// VolumeSnapshots are the CSI snapshots that were taken with it.
+	VolumeSnapshots []VolumeSnapshot `json:"volumeSnapshots,omitempty"`
 	// Parts says of everything that a backup can hold whether this one holds it.
 	Parts []Part `json:"parts"`
 	// Accepted are the waivers that were used.
@@ -150,7 +152,7 @@ const (
 
 // Part is something that a backup can hold.
 type Part struct {
-	// Name is etcd, nodes/NAME, config, releases, objects or volumes.
+	// Name is etcd, nodes/NAME, config, releases, objects, volumes or snapshots.
 	Name   string `json:"name"`
 	Status string `json:"status"`
 	Detail string `json:"detail,omitempty"`

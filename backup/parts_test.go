@@ -195,7 +195,7 @@ func TestPruneKeepsTheNewestVerified(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	removed, err := Prune(dir, "L", 1)
+	removed, err := Prune(t.Context(), dir, "L", 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestPruneKeepsTheNewestVerified(t *testing.T) {
 	if want := []string{"a-restored", "b-opened", "e-incomplete"}; !slices.Equal(names, want) {
 		t.Errorf("removed %v, want %v", names, want)
 	}
-	if _, err := Prune(dir, "L", 0); err == nil {
+	if _, err := Prune(t.Context(), dir, "L", 0, nil); err == nil {
 		t.Error("keep 0 is taken")
 	}
 }

@@ -98,15 +98,15 @@ func (v *verification) restored(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := checkFree(tmp, v.m.Etcd.Size); err != nil {
+	if err := checkFree(tmp, v.m.Etcd.Size, "--temp-dir"); err != nil {
 		return err
 	}
 	settings, err := v.apiserverSettings()
 	if err != nil {
 		return err
 	}
-	if settings.problem != "" {
-		v.problem(Restored, "", "%s", settings.problem)
+	if settings.limit != nil {
+		v.problem(Restored, "", "%s; %s", settings.limit.Reason, settings.limit.Remedy)
 		return nil
 	}
 	r := &RestoreReport{Revision: v.m.Etcd.Revision + RevisionBump, Resources: map[string]int{}, Encryption: len(settings.encryption) > 0}
@@ -301,8 +301,8 @@ type apiserverSettings struct {
 	serviceCIDR string
 	encryption  []byte
 	args        []string
-	// problem says why the data cannot be read here.
-	problem string
+	// limit says why the data cannot be read here.
+	limit *Limit
 }
 
 // flagsThatMatter decide what an apiserver serves and how it reads what is stored.
@@ -345,14 +345,20 @@ func (v *verification) apiserverSettings() (apiserverSettings, error) {
 		}
 		conf := v.m.sourceFile(node, hostFile)
 		if conf == nil {
-			s.problem = fmt.Sprintf("the cluster encrypts what it stores, and its EncryptionConfiguration (%s on %s) is not in the backup", named, node)
+			s.limit = &Limit{
+				Level: Opened, Reason: fmt.Sprintf("the cluster encrypts what it stores, and its EncryptionConfiguration (%s on %s) is not in the backup", named, node),
+				Remedy: "take a backup for which that file can be read",
+			}
 			return s, nil
 		}
 		if s.encryption, err = v.read(conf); err != nil {
 			return s, err
 		}
 		if kms := kmsProviders(s.encryption); len(kms) > 0 {
-			s.problem = fmt.Sprintf("the cluster encrypts what it stores with a key management service (%s), which is not reachable from a copy", strings.Join(kms, ", "))
+			s.limit = &Limit{
+				Level: Opened, Reason: fmt.Sprintf("the cluster encrypts what it stores with a key management service (%s), so that only an apiserver that reaches it can read the snapshot", strings.Join(kms, ", ")),
+				Remedy: "to prove more, restore it with --etcd --onto on machines where the service's plugin runs, apart from the cluster's network, and list its objects there",
+			}
 		}
 		return s, nil
 	}

@@ -615,7 +615,7 @@ func (x *etcdRestore) data(ctx context.Context, t target, h host.Host) (err erro
 	if snapshot == "" {
 		return &DamagedError{x.src.m.Etcd.File, v.r.Problems[0].Problem}
 	}
-	if err := checkFree(tmp, x.src.m.Etcd.Size+64<<20); err != nil {
+	if err := checkFree(tmp, x.src.m.Etcd.Size+64<<20, "--temp-dir"); err != nil {
 		return err
 	}
 	var initial []string

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,7 +13,10 @@ import (
 // newest keep of them, and gives the directories that it removed. The newest
 // that is opened, and the newest that is restored, stay in any case. Backups of
 // other clusters, and what is no usable backup, are not touched.
-func Prune(dir, lineage string, keep int) ([]string, error) {
+//
+// remove deletes the CSI snapshots of a backup before the backup, which alone
+// knows of them, goes; with nil, a backup that has some is an error.
+func Prune(ctx context.Context, dir, lineage string, keep int, remove func(context.Context, []VolumeSnapshot) error) ([]string, error) {
 	if keep < 1 {
 		return nil, fmt.Errorf("keep at least one backup, not %d", keep)
 	}
@@ -36,6 +40,14 @@ func Prune(dir, lineage string, keep int) ([]string, error) {
 		}
 		if n <= keep || first {
 			continue
+		}
+		if snapshots := e.Manifest.VolumeSnapshots; len(snapshots) > 0 {
+			if remove == nil {
+				return removed, fmt.Errorf("remove backup %s: it has volume snapshots, and there is no access to the cluster to remove them", e.Dir)
+			}
+			if err := remove(ctx, snapshots); err != nil {
+				return removed, fmt.Errorf("remove backup %s: %w", e.Dir, err)
+			}
 		}
 		// A kill in the middle must not leave a directory that looks complete.
 		gone := e.Dir + partialSuffix

@@ -57,6 +57,8 @@ type Report struct {
 	// Complete repeats the backup's own verdict.
 	Complete bool      `json:"complete"`
 	Problems []Problem `json:"problems,omitempty"`
+	// Limits say why no verification here can go further than some level, whatever was asked.
+	Limits []Limit `json:"limits,omitempty"`
 	// Files and Bytes were read.
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
@@ -64,6 +66,15 @@ type Report struct {
 	Took map[string]time.Duration `json:"took"`
 	// Restore is what the restored level saw.
 	Restore *RestoreReport `json:"restore,omitempty"`
+}
+
+// Limit is a bound on what can be proved of a backup by itself.
+type Limit struct {
+	// Level is the highest that can be reached.
+	Level Level `json:"level"`
+	// Reason says why, Remedy what would prove more.
+	Reason string `json:"reason"`
+	Remedy string `json:"remedy"`
 }
 
 // Problem is one thing that is wrong with a backup.
@@ -102,15 +113,23 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (*Report, error) {
 	} else if err != nil {
 		return nil, err
 	}
+	began := time.Now()
+	v.sink.Emit(event.Event{Time: began, Type: event.RunStarted, Run: "verify", Total: int(o.Level), Msg: fmt.Sprintf("verify backup %s of cluster %s up to level %s", filepath.Base(dir), m.Cluster, o.Level)})
 	for _, step := range []struct {
 		level Level
+		msg   string
 		run   func(context.Context) error
-	}{{Copied, v.copied}, {HashVerified, v.hashes}, {Opened, v.opened}, {Restored, v.restored}} {
+	}{
+		{Copied, "every file is there with its size", v.copied},
+		{HashVerified, "every file has its digest, the snapshot also etcd's own", v.hashes},
+		{Opened, "the snapshot's database is sound and holds what it held", v.opened},
+		{Restored, "start etcd and kube-apiserver over it and list every object", v.restored},
+	} {
 		if step.level > o.Level {
 			break
 		}
 		start := time.Now()
-		e := event.Event{Time: start, Type: event.StepStarted, Run: "verify", Step: step.level.String(), Index: int(step.level), Total: int(o.Level)}
+		e := event.Event{Time: start, Type: event.StepStarted, Run: "verify", Step: step.level.String(), Msg: step.level.String() + ": " + step.msg, Index: int(step.level), Total: int(o.Level)}
 		v.sink.Emit(e)
 		n := len(v.r.Problems)
 		err := step.run(ctx)
@@ -130,6 +149,7 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (*Report, error) {
 		v.sink.Emit(e)
 		v.r.Level = step.level
 	}
+	v.sink.Emit(event.Event{Time: time.Now(), Type: event.RunFinished, Run: "verify", Elapsed: time.Since(began), Msg: fmt.Sprintf("backup %s is verified to level %s", filepath.Base(dir), v.r.Level)})
 	if err := v.cleanUp(); err != nil {
 		return v.r, err
 	}
@@ -316,7 +336,12 @@ func (v *verification) opened(ctx context.Context) error {
 	if e.LiveCounts != liveEqual {
 		v.problem(Opened, e.File, "was never compared with the live member: %s", e.LiveCounts)
 	}
-	return nil
+	// Said at this level already: who asks for no more should know that there is no more.
+	settings, err := v.apiserverSettings()
+	if settings.limit != nil {
+		v.r.Limits = append(v.r.Limits, *settings.limit)
+	}
+	return err
 }
 
 func countDifferences(want, got map[string]int) []string {
@@ -360,7 +385,7 @@ func (v *verification) snapshotFile(ctx context.Context) (string, error) {
 	}
 	defer r.Close()
 	dir := cmp.Or(v.o.TempDir, os.TempDir())
-	if err := checkFree(dir, e.Size); err != nil {
+	if err := checkFree(dir, e.Size, "--temp-dir"); err != nil {
 		return "", err
 	}
 	out, plain, err := privateFile(dir)

@@ -143,9 +143,14 @@ directory's path on stdout. etcd is read from its healthiest follower, through
 the control plane nodes of the inventory.
 
 Without an inventory only what the API shows can be backed up. If something
-could not be read, the backup is incomplete: it is kept, and the exit code is 6.`,
+could not be read, the backup is incomplete: it is kept, and the exit code is 6.
+
+The data in volumes is not in the backup; which claim is which volume, mounted
+where, is. With --snapshot-claims the storage system takes snapshots of chosen
+claims, which the backup names.`,
 		Example: `  belay backup create --cluster demo -o backups/
   belay backup create --inventory hosts.yaml --keep 7
+  belay backup create --cluster demo --snapshot-claims shop/data,shop/orders
   belay backup create --inventory hosts.yaml --recipient age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -185,7 +190,9 @@ could not be read, the backup is incomplete: it is kept, and the exit code is 6.
 			}
 			fmt.Fprintln(d.out, b.Dir)
 			if keep > 0 {
-				removed, err := backup.Prune(o.Dir, b.Manifest.Lineage, keep)
+				removed, err := backup.Prune(ctx, o.Dir, b.Manifest.Lineage, keep, func(ctx context.Context, s []backup.VolumeSnapshot) error {
+					return backup.DeleteVolumeSnapshots(ctx, o.REST, s)
+				})
 				for _, r := range removed {
 					fmt.Fprintf(d.err, "removed %s\n", r)
 				}
@@ -206,6 +213,9 @@ could not be read, the backup is incomplete: it is kept, and the exit code is 6.
 	f.StringArrayVar(&recipients, "recipient", nil, "encrypt what holds secrets for this age public key (repeatable)")
 	f.StringVar(&passphraseFile, "passphrase-file", "", "encrypt what holds secrets with the passphrase in this file, - for stdin")
 	f.IntVar(&keep, "keep", 0, "afterwards remove older backups of this cluster but so many; the newest verified one always stays")
+	f.StringSliceVar(&o.SnapshotClaims, "snapshot-claims", nil, "take CSI snapshots of these claims, as NAMESPACE/NAME,...; --keep removes them with their backup")
+	f.StringVar(&o.SnapshotClass, "snapshot-class", "", "VolumeSnapshotClass for them (default: the driver's)")
+	f.DurationVar(&o.SnapshotTimeout, "snapshot-timeout", 10*time.Minute, "how long to wait until they are ready to use")
 	f.BoolVar(&o.EncryptAll, "encrypt-all", false, "encrypt every file, not only those that hold secrets")
 	cmd.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
 	etcd.add(cmd)
@@ -332,6 +342,9 @@ func printReport(w io.Writer, r *backup.Report) error {
 	rows := [][]string{{"backup", r.Dir}, {"cluster", r.Cluster}, {"level", r.Level.String()}, {"files", fmt.Sprintf("%d, %s", r.Files, render.Bytes(r.Bytes))}}
 	if !r.Complete {
 		rows = append(rows, []string{"incomplete", "something could not be read when it was taken; see its manifest.json"})
+	}
+	for _, l := range r.Limits {
+		rows = append(rows, []string{"limit", fmt.Sprintf("no further than %s: %s; %s", l.Level, l.Reason, l.Remedy)})
 	}
 	if s := r.Restore; s != nil && r.Level >= backup.Restored {
 		rows = append(rows,
