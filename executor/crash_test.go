@@ -391,6 +391,14 @@ func TestRefusedBeforeItBegins(t *testing.T) {
 			b := (*BlockedError)(nil)
 			return errors.As(err, &b) && b.Next() == "belay backup create" && strings.Contains(err.Error(), "there is none")
 		}},
+		"a finding": {func(_ *world, e *Env) {
+			e.Preflight = func(context.Context, kubeversion.V, []string) ([]string, error) {
+				return []string{"swap@w1: it is on"}, nil
+			}
+		}, func(err error) bool {
+			b := (*BlockedError)(nil)
+			return errors.As(err, &b) && b.Next() == "belay check --to 1.37.2" && strings.Contains(err.Error(), "swap@w1: it is on")
+		}},
 		"pods not read": {func(w *world, _ *Env) {
 			w.initial.Unread = []cluster.Unread{{What: "pods", Kind: cluster.UnreadTimeout, Why: "slow"}}
 		}, func(err error) bool {

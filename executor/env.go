@@ -74,6 +74,9 @@ type Env struct {
 	APIServer func(ctx context.Context, node string) (kubeversion.V, error)
 	// EtcdMember asks the etcd member of one node for its version, by a read that needs quorum. DialEtcd makes one.
 	EtcdMember func(ctx context.Context, node string) (kubeversion.V, error)
+	// Preflight runs the checks against a target, and gives those of its findings that stand in the way and are not accepted ("id@subject"),
+	// a sentence each.
+	Preflight func(ctx context.Context, target kubeversion.V, accept []string) (blocking []string, err error)
 	// Backup finds the newest backup of the cluster that reaches a level; the text says which one it is.
 	Backup func(ctx context.Context, lineage, level string, maxAge time.Duration) (string, error)
 	Sink   event.Sink

@@ -55,11 +55,14 @@ type task struct {
 	run      string
 	plan     *plan.Plan
 	baseline *cluster.State
+	// asked are the gates that this process has asked just now, before it began the run.
+	asked map[string]bool
 }
 
 // handlers is the table of step kinds.
 func (t *task) handlers() map[plan.Kind]Handler {
 	return map[plan.Kind]Handler{
+		plan.PreflightGate:    preflightGate{t},
 		plan.BackupGate:       backupGate{t},
 		plan.Stage:            stage{t},
 		plan.EtcdPatch:        etcdPatch{t},

@@ -4,12 +4,40 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/belayops/belay/executor/verify"
 	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/plan"
 )
+
+// preflightGate runs the checks of `belay check` once more, with what the plan has accepted.
+type preflightGate struct{ *task }
+
+func (h preflightGate) Probe(context.Context, plan.Step, bool) (Found, error) {
+	return found(NotStarted, "it is asked each time"), nil
+}
+
+func (h preflightGate) Apply(ctx context.Context, s plan.Step) error {
+	if h.asked[s.ID] {
+		return nil
+	}
+	if h.Preflight == nil {
+		return errors.New("no checks are known to this belay")
+	}
+	blocking, err := h.Preflight(ctx, s.Params.Version, s.Params.Accept)
+	if err != nil {
+		return fmt.Errorf("run the checks: %w", err)
+	}
+	if len(blocking) > 0 {
+		return &ManualError{Err: fmt.Errorf("%d findings stand in the way:\n  %s", len(blocking), strings.Join(blocking, "\n  ")),
+			Do: []string{"belay check --to " + h.plan.To.Bare()}}
+	}
+	return nil
+}
+
+func (h preflightGate) Verify(plan.Step) []condition.Condition { return nil }
 
 // backupGate asks for a verified backup of this cluster.
 type backupGate struct{ *task }
@@ -19,6 +47,9 @@ func (h backupGate) Probe(context.Context, plan.Step, bool) (Found, error) {
 }
 
 func (h backupGate) Apply(ctx context.Context, s plan.Step) error {
+	if h.asked[s.ID] {
+		return nil
+	}
 	if h.Backup == nil {
 		return errors.New("no place to look for backups is known")
 	}

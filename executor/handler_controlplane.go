@@ -146,6 +146,10 @@ func (t *task) marked(ctx context.Context, node string) error {
 	return err
 }
 
+func upgradeOptions(s plan.Step) kubeadm.UpgradeOptions {
+	return kubeadm.UpgradeOptions{Ignore: s.Params.IgnorePreflightErrors, Patches: s.Params.PatchesDir}
+}
+
 // controlPlane is `kubeadm upgrade apply` or `upgrade node` on one control plane node.
 type controlPlane struct{ *task }
 
@@ -249,9 +253,9 @@ func (h controlPlane) Apply(ctx context.Context, s plan.Step) error {
 	if err := h.mark(ctx, m); err != nil {
 		return err
 	}
-	argv := kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.IgnorePreflightErrors)
+	argv := kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), upgradeOptions(s))
 	if s.Kind == plan.KubeadmApply {
-		argv = kubeadm.UpgradeApplyArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.Version, s.Params.IgnorePreflightErrors)
+		argv = kubeadm.UpgradeApplyArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.Version, upgradeOptions(s))
 	}
 	u, err := h.Units.Status(ctx, m, h.unitName(s))
 	if err != nil {

@@ -130,6 +130,12 @@ func (h drainNode) helper(ctx context.Context, s plan.Step) *drain.Helper {
 			if _, ours := p.Labels[verify.CanaryLabel]; ours {
 				return drain.MakePodDeleteStatusSkip()
 			}
+			name := p.Namespace + "/" + p.Name
+			finished := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+			if s.Params.DeleteBare && metav1.GetControllerOf(&p) == nil && !finished && !slices.Contains(s.Params.BarePods, name) {
+				// Force is for all or none; what was accepted is these and no others.
+				return drain.MakePodDeleteStatusWithError("pods that no controller makes anew, and that the plan does not name: delete them by hand, or plan anew")
+			}
 			return drain.MakePodDeleteStatusOkay()
 		}},
 	}
@@ -292,7 +298,7 @@ func (h kubeletConfig) Apply(ctx context.Context, s plan.Step) error {
 	if err != nil || f.Progress == Done {
 		return err
 	}
-	argv := kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), s.Params.IgnorePreflightErrors)
+	argv := kubeadm.UpgradeNodeArgv(kubeadm.Staged(s.Params.Version, "kubeadm"), upgradeOptions(s))
 	return h.inUnit(ctx, s, argv, f.Progress == Partial)
 }
 

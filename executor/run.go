@@ -112,19 +112,20 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 	if err := env.reachable(ctx, p); err != nil {
 		return nil, err
 	}
-	// The gate itself asks again when its turn comes; here it keeps a run from being begun that could only stop.
-	t := &task{Env: &env, run: id, plan: p}
+	// The gates at the beginning are asked here, so that no run is begun that could only stop.
+	t := &task{Env: &env, run: id, plan: p, baseline: s, asked: map[string]bool{}}
 	for _, step := range p.Steps {
-		if step.Kind != plan.BackupGate {
-			continue
+		if step.Kind != plan.BackupGate && step.Kind != plan.PreflightGate {
+			break
 		}
-		if err := (backupGate{t}).Apply(ctx, step); err != nil {
-			blocked := &BlockedError{Err: err}
-			if manual := (*ManualError)(nil); errors.As(err, &manual) {
-				blocked.Do = manual.Do[0]
+		if err := t.handlers()[step.Kind].Apply(ctx, step); err != nil {
+			manual := (*ManualError)(nil)
+			if !errors.As(err, &manual) {
+				return nil, err
 			}
-			return nil, blocked
+			return nil, &BlockedError{Err: err, Do: manual.Do[0]}
 		}
+		t.asked[step.ID] = true
 	}
 	r := &Run{ID: id, Dir: filepath.Join(o.Dir, p.Lineage, id), Plan: p}
 	j, err := r.create(s, o)
@@ -132,7 +133,7 @@ func Apply(ctx context.Context, env Env, p *plan.Plan, o Options) (*Report, erro
 		return nil, err
 	}
 	started = true
-	return r.work(ctx, env, j, replay(nil), held, s, o)
+	return r.work(ctx, t, j, replay(nil), held, o)
 }
 
 // unseen refuses an observation with gaps where the plan's basis or the baseline of the run would have holes, unless the plan was made, and accepted,
@@ -217,7 +218,7 @@ func (r *Run) Resume(ctx context.Context, env Env, o Options) (*Report, error) {
 		return nil, errors.Join(err, j.Close())
 	}
 	ctx, held := l.hold(ctx)
-	return r.work(ctx, env, j, st, held, baseline, o)
+	return r.work(ctx, &task{Env: &env, run: r.ID, plan: r.Plan, baseline: baseline}, j, st, held, o)
 }
 
 // sameCluster refuses a cluster that is not the run's.
@@ -266,14 +267,13 @@ func (r *Run) retake(ctx context.Context, env Env, l *lease, st replayed) error 
 }
 
 // work runs the loop under the lease.
-func (r *Run) work(ctx context.Context, env Env, j *journal.Journal, st replayed, l *holding, baseline *cluster.State, o Options) (*Report, error) {
+func (r *Run) work(ctx context.Context, t *task, j *journal.Journal, st replayed, l *holding, o Options) (*Report, error) {
 	start := o.now()
 	defer l.end()
-	sink := event.Or(env.Sink)
+	sink := event.Or(t.Sink)
 	sink.Emit(event.Event{Type: event.RunStarted, Run: r.ID, Total: len(r.Plan.Steps),
 		Msg: fmt.Sprintf("run %s: %s from %s to %s", r.ID, cmp.Or(r.Plan.Cluster, "cluster"), r.Plan.From, r.Plan.To)})
 	outages := watchOutages(ctx, o.Targets)
-	t := &task{Env: &env, run: r.ID, plan: r.Plan, baseline: baseline}
 	report := &Report{Schema: ReportSchema, Run: r.ID, From: r.Plan.From.String(), To: r.Plan.To.String()}
 	lp := &loop{task: t, log: log(j), state: st.steps, stop: o.Stop, handlers: t.handlers(), report: report, lease: l.lease}
 	if o.wrapLog != nil {
@@ -295,7 +295,7 @@ func (r *Run) work(ctx context.Context, env Env, j *journal.Journal, st replayed
 	err = errors.Join(err, j.Close())
 	// After a hard stop a machine may still be at work: the lease then runs out by itself.
 	if !interrupted {
-		giveBack(ctx, env.Sink, l.lease, r.ID)
+		giveBack(ctx, t.Sink, l.lease, r.ID)
 	}
 	fin := event.Event{Type: event.RunFinished, Run: r.ID, Msg: fmt.Sprintf("run %s: every step is done", r.ID), Elapsed: time.Duration(report.Seconds * float64(time.Second))}
 	if err != nil {

@@ -268,6 +268,7 @@ func (w *world) env() Env {
 		Observe:    func(context.Context) (*cluster.State, error) { return w.initial, nil },
 		APIServer:  w.apiServer,
 		EtcdMember: w.etcdMember,
+		Preflight:  func(context.Context, kubeversion.V, []string) ([]string, error) { return nil, nil },
 		Backup:     func(context.Context, string, string, time.Duration) (string, error) { return "b1", nil },
 		Poll:       time.Millisecond, Patience: 3 * time.Second,
 	}
@@ -650,7 +651,7 @@ func (w *world) plan(t testing.TB) *plan.Plan {
 	p, fs := plan.Build(*w.initial, plan.Goal{To: v1372, Bundles: []plan.BundleInfo{{
 		Version: v1372, Digest: w.bundle.Digest(), Official: true, Etcd: kubeversion.MustParse("3.7.0"),
 		EtcdStep: kubeversion.MustParse("3.6.16"), EtcdStepImage: "registry.k8s.io/etcd:3.6.16-0", CanaryImage: "registry.k8s.io/pause:3.10.2",
-	}}}, plan.Policy{DrainTimeout: 3 * time.Second})
+	}}}, plan.Policy{DrainTimeout: 3 * time.Second, Preflight: []plan.Finding{}})
 	if p == nil {
 		t.Fatalf("no plan: %+v", fs)
 	}

@@ -34,19 +34,30 @@ func Components() []string {
 func ManifestPath(component string) string { return path.Join(ManifestsDir, component+".yaml") }
 
 // UpgradeApplyArgv is `kubeadm upgrade apply` with the program at binary: the first control plane node.
-func UpgradeApplyArgv(binary string, v kubeversion.V, ignore []string) []string {
-	return withIgnored([]string{binary, "upgrade", "apply", v.String(), "--yes", "--etcd-upgrade=true"}, ignore)
+func UpgradeApplyArgv(binary string, v kubeversion.V, o UpgradeOptions) []string {
+	return o.add([]string{binary, "upgrade", "apply", v.String(), "--yes", "--etcd-upgrade=true"})
+}
+
+// UpgradeOptions are what both upgrade commands take.
+type UpgradeOptions struct {
+	// Ignore are preflight checks that do not hold for the machine.
+	Ignore []string
+	// Patches is a directory on the machine with patches for the manifests and the kubelet's configuration that kubeadm writes; empty for none.
+	Patches string
 }
 
 // UpgradeNodeArgv is `kubeadm upgrade node`: further control plane nodes, and the kubelet's configuration on workers.
 // The version is that of ConfigMap kubeadm-config.
-func UpgradeNodeArgv(binary string, ignore []string) []string {
-	return withIgnored([]string{binary, "upgrade", "node", "--etcd-upgrade=true"}, ignore)
+func UpgradeNodeArgv(binary string, o UpgradeOptions) []string {
+	return o.add([]string{binary, "upgrade", "node", "--etcd-upgrade=true"})
 }
 
-func withIgnored(argv, ignore []string) []string {
-	if len(ignore) > 0 {
-		argv = append(argv, "--ignore-preflight-errors="+strings.Join(ignore, ","))
+func (o UpgradeOptions) add(argv []string) []string {
+	if len(o.Ignore) > 0 {
+		argv = append(argv, "--ignore-preflight-errors="+strings.Join(o.Ignore, ","))
+	}
+	if o.Patches != "" {
+		argv = append(argv, "--patches="+o.Patches)
 	}
 	return argv
 }

@@ -65,12 +65,12 @@ func TestStripFlags(t *testing.T) {
 }
 
 func TestUpgradeArgv(t *testing.T) {
-	got := UpgradeApplyArgv(Staged(kubeversion.MustParse("1.37.2"), "kubeadm"), kubeversion.MustParse("1.37.2"), []string{"SystemVerification", "Swap"})
-	want := []string{"/opt/belay/1.37.2/kubeadm", "upgrade", "apply", "v1.37.2", "--yes", "--etcd-upgrade=true", "--ignore-preflight-errors=SystemVerification,Swap"}
+	got := UpgradeApplyArgv(Staged(kubeversion.MustParse("1.37.2"), "kubeadm"), kubeversion.MustParse("1.37.2"), UpgradeOptions{Ignore: []string{"SystemVerification", "Swap"}, Patches: "/etc/kubernetes/patches"})
+	want := []string{"/opt/belay/1.37.2/kubeadm", "upgrade", "apply", "v1.37.2", "--yes", "--etcd-upgrade=true", "--ignore-preflight-errors=SystemVerification,Swap", "--patches=/etc/kubernetes/patches"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
-	if got := UpgradeNodeArgv("kubeadm", nil); slices.ContainsFunc(got, func(a string) bool { return strings.HasPrefix(a, "--ignore") }) {
+	if got := UpgradeNodeArgv("kubeadm", UpgradeOptions{}); slices.ContainsFunc(got, func(a string) bool { return strings.HasPrefix(a, "--ignore") }) {
 		t.Errorf("got %v", got)
 	}
 }
