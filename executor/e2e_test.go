@@ -31,6 +31,11 @@ func TestKilledAndResumedOnARealCluster(t *testing.T) {
 	cp, worker := c.name+"-cp1", c.name+"-w1"
 
 	c.belay(t, "backup", "create", "--cluster", c.name)
+	backups, err := filepath.Glob(filepath.Join(c.home, "backups", "*"))
+	if err != nil || len(backups) != 1 {
+		t.Fatalf("backups: %v, %v", backups, err)
+	}
+	c.belay(t, "backup", "verify", backups[0], "--level", "restored")
 	planFile := filepath.Join(c.home, "plan.json")
 	c.belay(t, "plan", "--to", "1.37.2", "--cluster", c.name, "-o", planFile)
 	apply, resume := []string{"apply", planFile, "--cluster", c.name}, []string{"resume", "--cluster", c.name}
@@ -40,6 +45,12 @@ func TestKilledAndResumedOnARealCluster(t *testing.T) {
 	// A second apply is refused: that run has not ended.
 	if code, out := c.try(t, apply...); code != 1 || !strings.Contains(out, "belay resume") {
 		t.Errorf("a second apply: exit code %d\n%s", code, out)
+	}
+
+	// What the upgrade will start is safe from the kubelet's image collector until the run ends.
+	pins := []string{"/usr/local/bin/ctr", "--namespace", "k8s.io", "images", "list", "--quiet", `labels."belay.dev/run",labels."io.cri-containerd.pinned"==pinned`}
+	if out := c.onNode(t, cp, pins...); !strings.Contains(out, "registry.k8s.io/kube-apiserver:v1.37.2") {
+		t.Errorf("pinned images:\n%s", out)
 	}
 
 	t.Log("kubeadm fails on the first control plane node: nothing after it is begun")
@@ -73,6 +84,11 @@ func TestKilledAndResumedOnARealCluster(t *testing.T) {
 	}
 	if st, err := run.Status(); err != nil || st.State != "finished" {
 		t.Errorf("status %+v, %v", st, err)
+	}
+	for _, n := range []string{cp, worker} {
+		if out := c.onNode(t, n, pins...); out != "" {
+			t.Errorf("images of %s are still pinned for the run:\n%s", n, out)
+		}
 	}
 	ctx := t.Context()
 	nodes, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
