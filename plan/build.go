@@ -432,7 +432,7 @@ func tooOld(kubelet kubeversion.V, apiserver kubeversion.Minor) bool {
 // steps lays out every hop in order, advancing the state and holding each prefix against the rules.
 func (b *builder) steps(hops []Hop) {
 	if len(hops) > 0 {
-		if b.policy.Preflight != nil {
+		if b.policy.PreflightGate {
 			b.add(Step{ID: "preflight-gate", Kind: PreflightGate, Until: Once, Reversible: true, Params: Params{Version: b.goal.To}})
 		}
 		if !b.noBackup() {

@@ -264,6 +264,8 @@ type Policy struct {
 	// Preflight is what preflight's checks found on the same state, as findings: those that block are held against Accept
 	// as Build's own are.
 	Preflight []Finding
+	// PreflightGate asks for a first step that runs the checks once more when the plan is applied.
+	PreflightGate bool
 	// DrainTimeout bounds each drain; 0 means 10 minutes.
 	DrainTimeout time.Duration
 	// KeepEmptyDir refuses to evict pods with emptyDir volumes.

@@ -229,7 +229,7 @@ func TestGates(t *testing.T) {
 			t.Errorf("with %v: plan %v, %+v", c.accept, p != nil, fs)
 		}
 	}
-	p, _ := mustBuild(t, s, "1.37.2", plan.Policy{Accept: []string{"swap@w1"}, Preflight: found[:1]})
+	p, _ := mustBuild(t, s, "1.37.2", plan.Policy{Accept: []string{"swap@w1"}, Preflight: found[:1], PreflightGate: true})
 	gate := p.Steps[0]
 	if gate.Kind != plan.PreflightGate || !slices.Equal(gate.Params.Accept, []string{"swap@w1"}) || gate.Params.Version != v("1.37.2") || !slices.Equal(p.Waivers, gate.Params.Accept) {
 		t.Errorf("first step %+v, waivers %v", gate, p.Waivers)

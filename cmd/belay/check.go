@@ -86,7 +86,7 @@ something is not known.`,
 	f.StringArrayVarP(&o.files, "filename", "f", nil, "manifest file, directory, chart, or - for stdin, to scan for APIs that the target lacks (repeatable)")
 	f.StringVar(&o.bundles, "bundles", "", "directory that holds the bundles (default: bundles in $BELAY_CACHE)")
 	f.StringVar(&o.backup, "backup", "", "directory of the backup to judge (default: the cluster's newest in $BELAY_HOME/backups)")
-	f.StringVar(&o.level, "backup-level", backup.Opened.String(), "level that the backup must have reached: copied, hash-verified, opened or restored")
+	f.StringVar(&o.level, "backup-level", backup.Restored.String(), "level that the backup must have reached: copied, hash-verified, opened or restored")
 	f.StringSliceVar(&accept, "accept", nil, "accept this finding, CHECK@SUBJECT (repeatable)")
 	f.StringSliceVar(&o.only, "only", nil, "run only these checks, and those that they need")
 	f.BoolVar(&all, "all", false, "show every result, not only findings")
@@ -115,42 +115,60 @@ func (o checkOptions) wants(check string) bool {
 
 // checkInput gathers what the checks look at, and which of them make sense with it.
 func (d *deps) checkInput(ctx context.Context, o checkOptions) (in preflight.Input, only []string, err error) {
-	level, err := backup.ParseLevel(o.level)
-	if err != nil {
+	if o.to == "" && len(o.files) > 0 {
+		return in, nil, usagef("-f asks for --to VERSION: which APIs are gone depends on it")
+	}
+	// Wrong flags are told before the cluster is read.
+	if _, err := backup.ParseLevel(o.level); err != nil {
 		return in, nil, &usageError{err}
 	}
 	if o.to != "" {
-		if in.Goal, err = d.checkGoal(o.to, o.bundles); err != nil {
-			return in, nil, err
+		if _, err := kubeversion.Parse(o.to); err != nil {
+			return in, nil, &usageError{fmt.Errorf("--to: %w", err)}
 		}
-	} else if len(o.files) > 0 {
-		return in, nil, usagef("-f asks for --to VERSION: which APIs are gone depends on it")
 	}
 	only = o.only
-	in.State, err = d.stateForPlan(ctx, o.state)
+	s, err := d.stateForPlan(ctx, o.state)
 	if noCluster := (*usageError)(nil); errors.As(err, &noCluster) && len(o.files) > 0 {
 		fmt.Fprintln(d.err, "note: no cluster was named; only the manifests are checked")
 		only, err = []string{"api-use"}, nil
-		in.State = &cluster.State{Schema: cluster.StateSchema, Observed: d.now()}
+		s = &cluster.State{Schema: cluster.StateSchema, Observed: d.now()}
 	}
 	if err != nil {
 		return in, nil, err
 	}
-	live := o.state == "" && in.State.Lineage != ""
-	if o.state == "" {
+	in, err = d.checkInputOf(ctx, o, s, o.state == "")
+	return in, only, err
+}
+
+// checkInputOf gathers what the checks look at beside a state; fresh says that it was observed just now, so that the cluster
+// itself may be asked for more.
+func (d *deps) checkInputOf(ctx context.Context, o checkOptions, s *cluster.State, fresh bool) (in preflight.Input, err error) {
+	level, err := backup.ParseLevel(o.level)
+	if err != nil {
+		return in, &usageError{err}
+	}
+	in.State = s
+	if o.to != "" {
+		if in.Goal, err = d.checkGoal(o.to, o.bundles); err != nil {
+			return in, err
+		}
+	}
+	live := fresh && s.Lineage != ""
+	if fresh {
 		in.Now = d.now()
 	}
 	if o.wants("backup-verified") && (o.backup != "" || live) {
-		if in.Backup, err = d.checkBackup(o.backup, in.State.Lineage, level); err != nil {
-			return in, nil, err
+		if in.Backup, err = d.checkBackup(o.backup, s.Lineage, level); err != nil {
+			return in, err
 		}
 	}
 	if o.to != "" && o.wants("api-use") && (live || len(o.files) > 0) {
 		if in.APIUse, err = d.checkAPIUse(ctx, in, o.files, live); err != nil {
-			return in, nil, err
+			return in, err
 		}
 	}
-	return in, only, nil
+	return in, nil
 }
 
 // checkGoal is the target with the bundles at hand.

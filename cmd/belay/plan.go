@@ -21,6 +21,7 @@ import (
 	"github.com/belayops/belay/internal/kubeversion"
 	"github.com/belayops/belay/internal/render"
 	"github.com/belayops/belay/plan"
+	"github.com/belayops/belay/preflight"
 )
 
 func newPlanCmd(d *deps) *cobra.Command {
@@ -36,9 +37,10 @@ gates. Nothing is changed. Every prefix of a plan is a cluster within the versio
 skew policy and with etcd's quorum; each drain is simulated, and a node that would
 hang on a disruption budget is named now.
 
-What stands in the way is listed with a remedy, and ends with exit code 3. A finding
-that is marked waivable can be accepted by its name, --accept ID@SUBJECT; that is
-recorded in the plan. There is no --force.`,
+The checks of belay check are run on the same state, but for the one on backups, which
+is a gate of the plan. What stands in the way is listed with a remedy, and ends with
+exit code 3. A finding that is marked so can be accepted by its name, --accept
+ID@SUBJECT; that is recorded in the plan. There is no --force.`,
 		Example: `  belay plan --to 1.37.2 --inventory hosts.yaml -o plan.json
   belay plan --to 1.37.2 --state state.json
   belay plan --to 1.37.2 --cluster demo -o plan.json --accept pdb-blocks-drain@shop/web
@@ -64,15 +66,19 @@ recorded in the plan. There is no --force.`,
 				return err
 			}
 			if hosts != nil {
-				goal.Disposable = hosts.Inventory().Disposable
+				goal.Disposable, goal.PatchesDir = hosts.Inventory().Disposable, hosts.Inventory().PatchesDir
 				goal.IgnorePreflightErrors = append(goal.IgnorePreflightErrors, hosts.Inventory().IgnorePreflightErrors...)
 			}
 			s, err := d.stateForPlan(cmd.Context(), stateFile)
 			if err != nil {
 				return err
 			}
+			found, err := d.preflight(cmd.Context(), s, stateFile == "", to, bundles, accept)
+			if err != nil {
+				return err
+			}
 			p, findings := plan.Build(*s, goal, plan.Policy{
-				Accept: accept, DrainTimeout: drainTimeout, KeepEmptyDir: keepEmptyDir, BackupLevel: level, BackupMaxAge: backupAge,
+				Accept: accept, Preflight: found, DrainTimeout: drainTimeout, KeepEmptyDir: keepEmptyDir, BackupLevel: level, BackupMaxAge: backupAge,
 			})
 			if p == nil {
 				if err := printFindings(d.out, findings); err != nil {
@@ -111,7 +117,7 @@ recorded in the plan. There is no --force.`,
 	f.StringSliceVar(&ignore, "ignore-preflight-errors", nil, "checks of kubeadm that do not hold for these machines (also from the inventory)")
 	f.DurationVar(&drainTimeout, "drain-timeout", 10*time.Minute, "time limit of each drain")
 	f.BoolVar(&keepEmptyDir, "keep-emptydir", false, "do not evict pods with emptyDir volumes")
-	f.StringVar(&level, "backup-level", backup.Opened.String(), "level that the backup must have reached: copied, hash-verified, opened or restored")
+	f.StringVar(&level, "backup-level", backup.Restored.String(), "level that the backup must have reached: copied, hash-verified, opened or restored")
 	f.DurationVar(&backupAge, "backup-max-age", 24*time.Hour, "how old the backup may be")
 	d.addClusterFlags(cmd)
 	cmd.AddCommand(newPlanShowCmd(d))
@@ -181,6 +187,57 @@ func (d *deps) observe(ctx context.Context) (*cluster.State, error) {
 		src.Host = hosts.Host
 	}
 	return inspect.Observe(ctx, src, inspect.Options{Tool: buildVersion().Version, Sink: d.sink(), Now: d.now})
+}
+
+// preflight runs the checks over a state and gives what stands in the way or was accepted, as findings of a plan. It asks what
+// `belay check` asks, but for the backup, which has a gate of its own. What only waits for another finding is left out.
+func (d *deps) preflight(ctx context.Context, s *cluster.State, live bool, to, bundles string, accept []string) ([]plan.Finding, error) {
+	o := checkOptions{to: to, bundles: bundles, level: backup.Restored.String()}
+	for _, c := range preflight.Checks() {
+		if c.ID != "backup-verified" {
+			o.only = append(o.only, c.ID)
+		}
+	}
+	in, err := d.checkInputOf(ctx, o, s, live)
+	if err != nil {
+		return nil, err
+	}
+	rep, err := preflight.Run(ctx, in, preflight.Options{Accept: accept, Only: o.only})
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		return nil, &usageError{err}
+	}
+	out := []plan.Finding{}
+	for _, r := range rep.Results {
+		if r.Status == preflight.Fail || r.Status == preflight.Unknown {
+			out = append(out, plan.Finding{ID: r.Check, Subject: r.Subject, Severity: plan.Block, Message: r.Message, Remedy: r.Remedy, Waivable: r.Waivable, Waived: r.Waived})
+		}
+	}
+	return out, nil
+}
+
+// preflightGate gives executor.Env.Preflight: it reads the cluster anew, runs the checks for a target with the plan's waivers, and names
+// what stands in the way.
+func (d *deps) preflightGate(bundles string) func(ctx context.Context, target kubeversion.V, accept []string) ([]string, error) {
+	return func(ctx context.Context, target kubeversion.V, accept []string) ([]string, error) {
+		s, err := d.observe(ctx)
+		if err != nil {
+			return nil, err
+		}
+		found, err := d.preflight(ctx, s, true, target.String(), bundles, accept)
+		if err != nil {
+			return nil, err
+		}
+		var blocking []string
+		for _, f := range found {
+			if f.Blocks() {
+				blocking = append(blocking, f.Waiver()+": "+f.Message)
+			}
+		}
+		return blocking, nil
+	}
 }
 
 // bundleInfos tells the planner which bundles are at hand.

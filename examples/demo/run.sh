@@ -50,10 +50,8 @@ unset KUBECONFIG
 for _ in $(seq 30); do curl -fsS -m 2 "$url" >/dev/null 2>&1 && break; sleep 1; done
 run curl -fsS "$url"
 
-# The check finds that this cluster's etcd is below the floor of the next one: that is
-# what the plan's first steps mend, so findings do not end the demo here.
-say "$BELAY" check --cluster "$NAME" --to "$TO"
-"$BELAY" check --cluster "$NAME" --to "$TO" || [ $? = 3 ]
+# Warnings only: this cluster's etcd is below the floor of the next one, which the plan's first steps mend.
+run "$BELAY" check --cluster "$NAME" --to "$TO"
 took "check"
 
 run "$BELAY" backup create --cluster "$NAME" --dir "$work/backups"
@@ -61,7 +59,7 @@ backup=$(ls -d "$work"/backups/*/)
 run "$BELAY" backup verify "$backup" --level restored
 took "backup"
 
-run "$BELAY" plan --cluster "$NAME" --to "$TO" --backup-level restored -o "$work/plan.json"
+run "$BELAY" plan --cluster "$NAME" --to "$TO" -o "$work/plan.json"
 took "plan"
 
 run "$BELAY" apply "$work/plan.json" --cluster "$NAME" --backups "$work/backups" --probe-http "$url"

@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -39,6 +40,8 @@ type Inventory struct {
 	// IgnorePreflightErrors are kubeadm preflight checks that do not hold for these machines,
 	// as in `kubeadm --ignore-preflight-errors`.
 	IgnorePreflightErrors []string `yaml:"ignorePreflightErrors,omitempty"`
+	// PatchesDir is a directory on every machine with patches that kubeadm puts onto what it writes, as in `kubeadm --patches`.
+	PatchesDir string `yaml:"patchesDir,omitempty"`
 	// Disposable marks machines made for tests and rehearsals: an unofficial bundle is fit for them.
 	Disposable bool `yaml:"disposable,omitempty"`
 }
@@ -136,6 +139,9 @@ func (inv *Inventory) Validate() error {
 		if p := n.SSH.Port; p < 0 || p > 65535 {
 			errs = append(errs, fmt.Errorf("nodes[%d]: SSH port %d is out of range", i, p))
 		}
+	}
+	if inv.PatchesDir != "" && !path.IsAbs(inv.PatchesDir) {
+		errs = append(errs, fmt.Errorf("patchesDir %s: want an absolute path on the machines", inv.PatchesDir))
 	}
 	if p := inv.SSH.Port; p < 0 || p > 65535 {
 		errs = append(errs, fmt.Errorf("ssh: port %d is out of range", p))

@@ -55,6 +55,7 @@ func TestParseErrors(t *testing.T) {
 		"unknown field": {good + "colour: red\n", "line 11"},
 		"wrong type":    {"schema: belay.dev/inventory/v1\nnodes: 3\n", "line 2"},
 		"schema":        {"schema: belay.dev/inventory/v9\nnodes: [{name: a}]\n", "belay.dev/inventory/v9"},
+		"patches":       {good + "patchesDir: patches\n", "want an absolute path"},
 		"no nodes":      {"schema: belay.dev/inventory/v1\nnodes: []\n", "no nodes"},
 		"twice":         {"schema: belay.dev/inventory/v1\nnodes: [{name: a}, {name: a}]\n", "listed twice"},
 		"no name":       {"schema: belay.dev/inventory/v1\nnodes: [{address: a}]\n", "no name"},
