@@ -136,6 +136,9 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			continue
 		}
 		if o, ok := objs[key]; ok {
+			if r.Method == http.MethodDelete {
+				delete(objs, key)
+			}
 			reply(w, o)
 			return
 		}

@@ -53,6 +53,10 @@ type NewMachinesOptions struct {
 	Sink    event.Sink
 	// Timeout bounds each wait; 0 means five minutes.
 	Timeout time.Duration
+	// WorkersWait is how long the other nodes' kubelets have to report again; 0
+	// means 90 seconds: they renew their lease every ten, and wait up to thirty
+	// between attempts to connect.
+	WorkersWait time.Duration
 }
 
 // ControlPlaneLives is the waiver for making a control plane anew although the old one answers.
@@ -125,6 +129,9 @@ func RestoreNewMachines(ctx context.Context, dir string, o NewMachinesOptions) (
 	}
 	if o.Timeout <= 0 {
 		o.Timeout = 5 * time.Minute
+	}
+	if o.WorkersWait <= 0 {
+		o.WorkersWait = 90 * time.Second
 	}
 	x := &newMachines{no: o, nodes: map[string]NewNode{}}
 	eo := EtcdRestoreOptions{Journal: o.Journal, Identities: o.Identities, Accept: o.Accept, TempDir: o.TempDir, Tool: o.Tool, Sink: o.Sink, Timeout: o.Timeout}
@@ -620,10 +627,6 @@ func (x *newMachines) nodeObjects(ctx context.Context) error {
 	return x.onEach(ctx, func(ctx context.Context, _ target, h host.Host) error { return run(ctx, h, "rm", "-f", restoreConfig) })
 }
 
-// workersWait is how long kubelets of the old nodes have to report again: they
-// renew their lease every ten seconds, and wait up to half a minute between attempts to connect.
-const workersWait = 90 * time.Second
-
 // verifyNodes proves that the control plane works, that the new nodes are ready,
 // and tells which of the old nodes report again.
 func (x *newMachines) verifyNodes(ctx context.Context) error {
@@ -648,7 +651,7 @@ func (x *newMachines) verifyNodes(ctx context.Context) error {
 	if err := wait("the new nodes to be ready", x.o.Timeout, true); err != nil {
 		return err
 	}
-	err = wait("the other nodes' kubelets to report again", min(workersWait, x.o.Timeout), false)
+	err = wait("the other nodes' kubelets to report again", x.no.WorkersWait, false)
 	if err != nil && errors.Is(err, condition.ErrNotYet) && ctx.Err() == nil {
 		// The control plane is whole; what a lone kubelet lacks is not this restore's to mend.
 		x.warn("these nodes' kubelets do not report yet: " + strings.Join(x.r.Silent, ", ") + "; see there: journalctl -u kubelet")

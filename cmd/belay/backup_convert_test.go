@@ -7,11 +7,19 @@ import (
 	"github.com/belayops/belay/internal/kubeversion"
 )
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestObjectConverter(t *testing.T) {
 	old, now := kubeversion.MustParse("1.24.0"), kubeversion.MustParse("1.36.3")
 	cron := `{"apiVersion":"batch/v1beta1","kind":"CronJob","metadata":{"name":"nightly","namespace":"shop"},"spec":{"schedule":"@daily"}}`
 	c, err := objectConverter(nil)([]byte(cron), old, now)
-	if err != nil || !strings.Contains(string(c.Object), `"apiVersion":"batch/v1"`) || !strings.Contains(string(c.Object), "@daily") {
+	must(t, err)
+	if !strings.Contains(string(c.Object), `"apiVersion":"batch/v1"`) || !strings.Contains(string(c.Object), "@daily") {
 		t.Errorf("%s, %v", c.Object, err)
 	}
 	budget := `{"apiVersion":"policy/v1beta1","kind":"PodDisruptionBudget","metadata":{"name":"web","namespace":"shop"},"spec":{"minAvailable":1,"selector":{"matchLabels":{"app":"web"}}}}`

@@ -71,13 +71,6 @@ func TestRestoreDrill(t *testing.T) {
 	t.Run("onto new machines", d.ontoNewMachines)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func (d *drill) command(ctx context.Context, args ...string) *exec.Cmd {
 	// In front, as what follows "--" is for the node.
 	cmd := exec.CommandContext(ctx, d.bin, append([]string{"--progress", "plain"}, args...)...)
