@@ -224,6 +224,52 @@ func TestHopOfARealControlPlane(t *testing.T) {
 	}
 }
 
+// TestRepairOfARecordOfHelm3 takes a record that Helm 3's library wrote: helm upgrade fails on it, and works after the repair.
+func TestRepairOfARecordOfHelm3(t *testing.T) {
+	record, err := os.ReadFile("testdata/helm3-record.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	c := startControlPlane(t, "1.37.2", filepath.Join(dir, "cp"), "")
+	defer func() {
+		if err := c.Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Log(err)
+		}
+	}()
+	client, err := kubernetes.NewForConfig(c.RESTConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const owned = `"metadata":{"name":"shop","labels":{"app.kubernetes.io/managed-by":"Helm"},"annotations":{"meta.helm.sh/release-name":"shop","meta.helm.sh/release-namespace":"default"}}`
+	for path, body := range map[string]string{
+		"/apis/networking.k8s.io/v1/servicecidrs": `{"apiVersion":"networking.k8s.io/v1","kind":"ServiceCIDR",` + owned + `,"spec":{"cidrs":["10.99.0.0/24"]}}`,
+		"/api/v1/namespaces/default/configmaps":   `{"apiVersion":"v1","kind":"ConfigMap",` + owned + `,"data":{"version":"1.0.0"}}`,
+		"/api/v1/namespaces/default/secrets":      string(record),
+	} {
+		if err := client.RESTClient().Post().AbsPath(path).SetHeader("Content-Type", "application/json").Body([]byte(body)).Do(t.Context()).Error(); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+	}
+	next := shopChart(t, "2.0.0", "networking.k8s.io/v1")
+	if err := upgrade(t, c.KubeconfigFile, next); err == nil {
+		t.Fatal("helm upgrade works without a repair: this test proves nothing")
+	} else {
+		t.Logf("before the repair helm upgrade says: %v", err)
+	}
+	rep, err := apicheck.RepairHelm(t.Context(), apicheck.RepairOptions{RESTConfig: c.RESTConfig(), To: minor(37), BackupDir: filepath.Join(dir, "records")})
+	if err != nil || len(rep.Releases) != 1 || rep.Releases[0].Status != apicheck.ReleaseRepaired {
+		t.Fatalf("repair: %+v, %v", rep, err)
+	}
+	if err := upgrade(t, c.KubeconfigFile, next); err != nil {
+		t.Fatalf("after the repair helm upgrade says: %v", err)
+	}
+	cm, err := client.CoreV1().ConfigMaps("default").Get(t.Context(), "shop", metav1.GetOptions{})
+	if err != nil || cm.Data["version"] != "2.0.0" {
+		t.Errorf("the upgrade's own change: %v, %v", cm.Data, err)
+	}
+}
+
 // TestConvertedObjectsAreTaken has real apiservers of two minors take what convert makes of whole objects, with strict field
 // validation and as a dry run, for every kind that the minor serves.
 func TestConvertedObjectsAreTaken(t *testing.T) {

@@ -1,6 +1,7 @@
 package apicheck
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -228,4 +229,58 @@ func incompressible(n int) string {
 		fmt.Fprintf(&b, "%x", x)
 	}
 	return b.String()[:n]
+}
+
+// A record that Helm 3's own library wrote is read and repaired like one of Helm 4's.
+func TestRepairRecordOfHelm3(t *testing.T) {
+	text, err := os.ReadFile("testdata/helm3-record.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var one bytes.Buffer
+	if err := json.Compact(&one, text); err != nil {
+		t.Fatal(err)
+	}
+	w := repairSetup(t, one.String())
+	w.version = "v1.37.2"
+	cfg := w.start()
+	r, err := Scan(t.Context(), Options{To: minor(37), RESTConfig: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hooks, manifests int
+	for _, f := range r.Findings {
+		if f.Kind == "ServiceCIDR" && f.Source.Type == SourceHelm && f.Severity == Error && strings.HasSuffix(f.Message, "the next helm upgrade fails on it") {
+			if f.Source.Hook != "" {
+				hooks++
+			} else {
+				manifests++
+			}
+		}
+	}
+	if hooks != 1 || manifests != 1 {
+		t.Errorf("%d hooks and %d manifests: %v", hooks, manifests, seen(r))
+	}
+	_, _, before := w.stored("sh.helm.release.v1.shop.v1")
+	rep, err := RepairHelm(t.Context(), RepairOptions{RESTConfig: cfg, To: minor(37), BackupDir: t.TempDir(), Patience: time.Second})
+	if err != nil || len(rep.Releases) != 1 || rep.Releases[0].Status != ReleaseRepaired || len(rep.Releases[0].Changes) != 2 {
+		t.Fatalf("%s %v", asJSON(t, rep), err)
+	}
+	label, inside, after := w.stored("sh.helm.release.v1.shop.v2")
+	if label != "deployed" || inside != "deployed" || strings.Contains(asJSON(t, after), "v1beta1") {
+		t.Errorf("label %s, status %s\n%s", label, inside, asJSON(t, after))
+	}
+	// Nothing but what was meant differs.
+	for _, p := range []map[string]any{before, after} {
+		delete(p, "manifest")
+		delete(p, "version")
+		delete(p["hooks"].([]any)[0].(map[string]any), "manifest")
+		info := p["info"].(map[string]any)
+		delete(info, "status")
+		delete(info, "last_deployed")
+		delete(info, "description")
+	}
+	if a, b := asJSON(t, before), asJSON(t, after); a != b {
+		t.Errorf("before\n%s\nafter\n%s", a, b)
+	}
 }
