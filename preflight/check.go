@@ -83,6 +83,8 @@ type Goal struct {
 	Etcd map[kubeversion.Minor]kubeversion.V
 	// EtcdSteps are etcd versions that bundles carry beside: a plan takes members to one of them where a floor asks for it.
 	EtcdSteps []kubeversion.V
+	// PatchesDir is the directory on the machines whose patches kubeadm is told to put onto what it writes; "" for none.
+	PatchesDir string
 }
 
 // Backup is what is known of the newest backup of the cluster.

@@ -189,6 +189,21 @@ func TestEachCheck(t *testing.T) {
 		{"kubeadm-config", "etcd pinned", []change{to("1.37.2"), state(func(s *cluster.State) { s.Kubeadm.EtcdImageTag = "3.5.24-0" })}, []string{"fail etcd-image-tag: flags that 3.5 does not know"}},
 		{"kubeadm-config", "etcd pinned to 3.6", []change{state(func(s *cluster.State) { s.Kubeadm.EtcdImageTag = "3.6.11-0" })}, []string{"warn etcd-image-tag: pins etcd to 3.6.11-0"}},
 
+		{"manifest-drift", "fine", []change{to("1.37.2")}, nil},
+		{"manifest-drift", "by hand", []change{to("1.37.2"), pod("cp1", "kube-apiserver", func(p *cluster.StaticPod) {
+			p.Args = []string{"kube-apiserver", "--secure-port=6443", "--encryption-provider-config=/e", "--audit-log-path=/a"}
+		})}, []string{"fail cp1/kube-apiserver: has --audit-log-path, --encryption-provider-config, which kubeadm does not write"}},
+		{"manifest-drift", "in extraArgs", []change{to("1.37.2"), pod("cp1", "kube-apiserver", func(p *cluster.StaticPod) { p.Args = []string{"--audit-log-path=/a"} }), state(func(s *cluster.State) {
+			s.Kubeadm.ExtraArgs = map[string][]cluster.Flag{"apiServer": {{Name: "audit-log-path", Value: "/a"}}}
+		})}, nil},
+		{"manifest-drift", "in extraArgs of another", []change{to("1.37.2"), pod("cp2", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"--quota-backend-bytes=8"} }), state(func(s *cluster.State) {
+			s.Kubeadm.ExtraArgs = map[string][]cluster.Flag{"apiServer": {{Name: "quota-backend-bytes", Value: "8"}}}
+		})}, []string{"fail cp2/etcd: put it into etcd.extraArgs"}},
+		{"manifest-drift", "patched", []change{to("1.37.2"), func(in *Input) { in.Goal.PatchesDir = "/patches" }, pod("cp1", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"--quota-backend-bytes=8"} })}, []string{"warn cp1/etcd: a patch in /patches of node cp1"}},
+		{"manifest-drift", "no target", []change{pod("cp1", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"--quota-backend-bytes=8"} })}, []string{"warn cp1/etcd: writes the manifest anew"}},
+		{"manifest-drift", "managed", []change{managed}, []string{"skipped control-plane: does not write"}},
+		{"manifest-drift", "unread", []change{unread("configmap/kube-system/kubeadm-config", cluster.UnreadForbidden)}, []string{"blocked control-plane: coverage@configmap/kube-system/kubeadm-config"}},
+
 		{"component-flags", "fine", []change{to("1.37.2")}, nil},
 		{"component-flags", "managed", []change{managed}, []string{"skipped control-plane: managed"}},
 		{"component-flags", "etcd experimental, mapped", []change{to("1.37.2"), pod("cp1", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"etcd", "--experimental-initial-corrupt-check=true"} })},

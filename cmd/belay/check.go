@@ -154,6 +154,13 @@ func (d *deps) checkInputOf(ctx context.Context, o checkOptions, s *cluster.Stat
 			return in, err
 		}
 	}
+	hosts, err := d.hosts()
+	if err != nil {
+		return in, err
+	}
+	if hosts != nil {
+		in.Goal.PatchesDir = hosts.Inventory().PatchesDir
+	}
 	live := fresh && s.Lineage != ""
 	if fresh {
 		in.Now = d.now()

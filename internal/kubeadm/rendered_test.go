@@ -1,0 +1,83 @@
+package kubeadm
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// commandOf reads the command line of a manifest.
+func commandOf(t *testing.T, file string) (component string, args []string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pod struct {
+		Metadata struct {
+			Labels map[string]string `json:"labels"`
+		} `json:"metadata"`
+		Spec struct {
+			Containers []struct {
+				Command []string `json:"command"`
+			} `json:"containers"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(b, &pod); err != nil {
+		t.Fatal(err)
+	}
+	return pod.Metadata.Labels["component"], pod.Spec.Containers[0].Command
+}
+
+// The manifests are what `kubeadm init phase control-plane all` and `etcd local` of these versions wrote.
+func TestWhatKubeadmWritesIsNotLost(t *testing.T) {
+	files, err := filepath.Glob("testdata/manifests-*/*.yaml")
+	if err != nil || len(files) != 8 {
+		t.Fatalf("%d manifests, %v", len(files), err)
+	}
+	for _, f := range files {
+		component, args := commandOf(t, f)
+		if len(args) < 5 {
+			t.Fatalf("%s: command %v", f, args)
+		}
+		if lost := LostFlags(component, args, nil); lost != nil {
+			t.Errorf("%s: %v", f, lost)
+		}
+		// Anything else that is put in by hand is.
+		if lost := LostFlags(component, append(args, "--profiling=false"), nil); !slices.Equal(lost, []string{"--profiling"}) {
+			t.Errorf("%s with a flag by hand: %v", f, lost)
+		}
+	}
+}
+
+func TestLostFlags(t *testing.T) {
+	for name, c := range map[string]struct {
+		component string
+		args      []string
+		extra     map[string][]string
+		want      []string
+	}{
+		"encryption and audit by hand": {"kube-apiserver", []string{"kube-apiserver", "--encryption-provider-config=/etc/kubernetes/enc.yaml", "--audit-log-path", "/var/log/audit.log", "--secure-port=6443"}, nil,
+			[]string{"--audit-log-path", "--encryption-provider-config"}},
+		"the same in extraArgs": {"kube-apiserver", []string{"--encryption-provider-config=/etc/kubernetes/enc.yaml", "--audit-log-path=/a"},
+			map[string][]string{"encryption-provider-config": {"/etc/kubernetes/enc.yaml"}, "audit-log-path": {"/a"}}, nil},
+		"another value than extraArgs":      {"kube-apiserver", []string{"--v=8"}, map[string][]string{"v": {"2"}}, []string{"--v=8 (kubeadm-config has 2)"}},
+		"one of several in extraArgs":       {"kube-apiserver", []string{"--tls-sni-cert-key=a", "--tls-sni-cert-key=b"}, map[string][]string{"tls-sni-cert-key": {"a", "b"}}, nil},
+		"a value put after kubeadm's":       {"kube-apiserver", []string{"--enable-admission-plugins=NodeRestriction,AlwaysPullImages"}, map[string][]string{"enable-admission-plugins": {",AlwaysPullImages"}}, nil},
+		"a fixed value changed by hand":     {"kube-controller-manager", []string{"--bind-address=0.0.0.0", "--cluster-cidr=10.1.0.0/16"}, nil, []string{"--bind-address=0.0.0.0 (kubeadm writes 127.0.0.1)"}},
+		"value as an argument of its own":   {"kube-scheduler", []string{"--leader-elect", "false"}, nil, []string{"--leader-elect=false (kubeadm writes true)"}},
+		"a switch without a value":          {"kube-scheduler", []string{"--leader-elect", "--v=2"}, nil, []string{"--v"}},
+		"underscores":                       {"kube-scheduler", []string{"--leader_elect=true", "--log_dir=/x"}, nil, []string{"--log-dir"}},
+		"etcd, up to 1.33":                  {"etcd", []string{"--experimental-initial-corrupt-check=true"}, nil, nil},
+		"etcd, quota by hand":               {"etcd", []string{"--quota-backend-bytes=8589934592"}, nil, []string{"--quota-backend-bytes"}},
+		"named twice":                       {"etcd", []string{"--x=1", "--x=2"}, nil, []string{"--x"}},
+		"a component that is not kubeadm's": {"kube-vip", []string{"--x"}, nil, nil},
+	} {
+		if got := LostFlags(c.component, c.args, c.extra); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
