@@ -262,6 +262,7 @@ func (d *deps) executorEnv(p *plan.Plan, f applyFlags, rightsProved bool) (*exec
 	if dir == "" {
 		dir = d.backupsDir()
 	}
+	env.Preflight = d.preflightGate(f.bundles)
 	env.Backup = func(ctx context.Context, lineage, level string, maxAge time.Duration) (string, error) {
 		l, err := backup.ParseLevel(level)
 		if err != nil {
