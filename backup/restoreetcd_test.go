@@ -102,6 +102,63 @@ func (n *fakeNode) kubelet() {
 	}
 }
 
+func readPKI(t *testing.T, pki *controlplane.PKI, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(pki.Path(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// serveSecure serves an API over TLS as an apiserver does, and gives its address.
+func serveSecure(t *testing.T, pki *controlplane.PKI, api http.Handler) string {
+	t.Helper()
+	cert, err := tls.X509KeyPair([]byte(readPKI(t, pki, "apiserver.crt")), []byte(readPKI(t, pki, "apiserver.key")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secure := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			fmt.Fprint(w, "ok")
+			return
+		}
+		api.ServeHTTP(w, r)
+	}))
+	secure.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
+	return strings.TrimPrefix(secure.URL, "https://")
+}
+
+// adminKubeconfig is what kubeadm leaves for the administrator.
+func adminKubeconfig(t *testing.T, pki *controlplane.PKI, server string) string {
+	t.Helper()
+	conf := clientcmdapi.NewConfig()
+	conf.Clusters["c"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: []byte(readPKI(t, pki, "ca.crt"))}
+	conf.AuthInfos["a"] = &clientcmdapi.AuthInfo{ClientCertificateData: []byte(readPKI(t, pki, "admin.crt")), ClientKeyData: []byte(readPKI(t, pki, "admin.key"))}
+	conf.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "a"}
+	conf.CurrentContext = "x"
+	out, err := clientcmd.Write(*conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// memberConfig is an etcd member that answers fast and trusts the client certificates of pki.
+func memberConfig(pki *controlplane.PKI, name, dir string, client, peer url.URL) *embed.Config {
+	c := embed.NewConfig()
+	c.Name, c.Dir = name, dir
+	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	c.UnsafeNoFsync = true
+	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	c.ClientTLSInfo = transport.TLSInfo{CertFile: pki.Path("etcd.crt"), KeyFile: pki.Path("etcd.key"), TrustedCAFile: pki.Path("ca.crt"), ClientCertAuth: true}
+	c.TickMs, c.ElectionMs = 20, 200
+	return c
+}
+
 // fakeHA is a kubeadm cluster of three control plane nodes.
 type fakeHA struct {
 	nodes  []*fakeNode
@@ -117,36 +174,9 @@ func newFakeHA(t *testing.T) *fakeHA {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := func(name string) []byte {
-		b, err := os.ReadFile(pki.Path(name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
-	cert, err := tls.X509KeyPair(read("apiserver.crt"), read("apiserver.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	secure := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/readyz" {
-			fmt.Fprint(w, "ok")
-			return
-		}
-		f.api.ServeHTTP(w, r)
-	}))
-	secure.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
-	secure.StartTLS()
-	t.Cleanup(secure.Close)
-	conf := clientcmdapi.NewConfig()
-	conf.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://elsewhere:6443", CertificateAuthorityData: read("ca.crt")}
-	conf.AuthInfos["a"] = &clientcmdapi.AuthInfo{ClientCertificateData: read("admin.crt"), ClientKeyData: read("admin.key")}
-	conf.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "a"}
-	conf.CurrentContext = "x"
-	adminConf, err := clientcmd.Write(*conf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	read := func(name string) string { return readPKI(t, pki, name) }
+	endpoint := serveSecure(t, pki, f.api)
+	adminConf := adminKubeconfig(t, pki, "https://elsewhere:6443")
 	ports := make([]int, 6)
 	listeners := make([]net.Listener, len(ports))
 	for i := range ports { // all open at a time, so that they differ
@@ -172,25 +202,18 @@ func newFakeHA(t *testing.T) *fakeHA {
 	for i := range 3 {
 		name := fmt.Sprintf("cp%d", i+1)
 		client, peer := local("https", ports[i]), local("http", ports[3+i])
-		n := &fakeNode{rootHost: newRootHost(t, name, client.Host), t: t, api: strings.TrimPrefix(secure.URL, "https://"), mu: mu, budget: &f.budget}
+		n := &fakeNode{rootHost: newRootHost(t, name, client.Host), t: t, api: endpoint, mu: mu, budget: &f.budget}
 		n.cfg = func() *embed.Config {
-			c := embed.NewConfig()
-			c.Name, c.Dir = name, filepath.Join(n.root, "/var/lib/etcd")
-			c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-			c.UnsafeNoFsync = true
-			c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-			c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+			c := memberConfig(pki, name, filepath.Join(n.root, "/var/lib/etcd"), client, peer)
 			c.InitialCluster = strings.Join(initial, ",")
-			c.ClientTLSInfo = transport.TLSInfo{CertFile: pki.Path("etcd.crt"), KeyFile: pki.Path("etcd.key"), TrustedCAFile: pki.Path("ca.crt"), ClientCertAuth: true}
-			c.TickMs, c.ElectionMs = 20, 200
 			return c
 		}
-		n.put(t, etcdPKI+"ca.crt", string(read("ca.crt")), 0o600)
-		n.put(t, etcdPKI+"server.crt", string(read("etcd.crt")), 0o600)
-		n.put(t, etcdPKI+"healthcheck-client.crt", string(read("etcd-client.crt")), 0o600)
-		n.put(t, etcdPKI+"healthcheck-client.key", string(read("etcd-client.key")), 0o600)
-		n.put(t, "/etc/kubernetes/pki/ca.crt", string(read("ca.crt")), 0o600)
-		n.put(t, "/etc/kubernetes/admin.conf", string(adminConf), 0o600)
+		n.put(t, etcdPKI+"ca.crt", read("ca.crt"), 0o600)
+		n.put(t, etcdPKI+"server.crt", read("etcd.crt"), 0o600)
+		n.put(t, etcdPKI+"healthcheck-client.crt", read("etcd-client.crt"), 0o600)
+		n.put(t, etcdPKI+"healthcheck-client.key", read("etcd-client.key"), 0o600)
+		n.put(t, "/etc/kubernetes/pki/ca.crt", read("ca.crt"), 0o600)
+		n.put(t, "/etc/kubernetes/admin.conf", adminConf, 0o600)
 		n.put(t, "/var/lib/etcd/.keep", "", 0o600)
 		n.put(t, manifestDir+"/etcd.yaml", fmt.Sprintf(`apiVersion: v1
 kind: Pod

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"filippo.io/age"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,21 +37,14 @@ type NewNode struct {
 
 // NewMachinesOptions say which machines a cluster's control plane is made anew on.
 type NewMachinesOptions struct {
+	// EtcdRestoreOptions, but for Hosts, which are those of Nodes. Journal is another
+	// file than for a restore in place, and Accept may hold ControlPlaneLives@NODE.
+	EtcdRestoreOptions
 	Nodes []NewNode
 	// Prepare puts containerd, kubelet, kubeadm and images of the version onto a
 	// machine; nil when that was done already. owner marks the machine as this
 	// restore's, so that it may be prepared again after an interruption.
 	Prepare func(ctx context.Context, h host.Host, v kubeversion.V, owner string) error
-	// Journal is as in EtcdRestoreOptions, and another file than for a restore in place.
-	Journal    string
-	Identities []age.Identity
-	// Accept may hold NotRestored and ControlPlaneLives.
-	Accept  []string
-	TempDir string
-	Tool    string
-	Sink    event.Sink
-	// Timeout bounds each wait; 0 means five minutes.
-	Timeout time.Duration
 	// WorkersWait is how long the other nodes' kubelets have to report again; 0
 	// means 90 seconds: they renew their lease every ten, and wait up to thirty
 	// between attempts to connect.
@@ -134,7 +126,8 @@ func RestoreNewMachines(ctx context.Context, dir string, o NewMachinesOptions) (
 		o.WorkersWait = 90 * time.Second
 	}
 	x := &newMachines{no: o, nodes: map[string]NewNode{}}
-	eo := EtcdRestoreOptions{Journal: o.Journal, Identities: o.Identities, Accept: o.Accept, TempDir: o.TempDir, Tool: o.Tool, Sink: o.Sink, Timeout: o.Timeout}
+	eo := o.EtcdRestoreOptions
+	eo.Hosts = nil
 	for _, n := range o.Nodes {
 		eo.Hosts = append(eo.Hosts, n.Host)
 		x.nodes[n.Host.Name()] = n

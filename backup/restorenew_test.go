@@ -2,12 +2,9 @@ package backup
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -20,9 +17,6 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/belayops/belay/internal/controlplane"
 	"github.com/belayops/belay/internal/host"
@@ -116,28 +110,8 @@ func newLostCluster(t *testing.T) *lostCluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := func(name string) string {
-		b, err := os.ReadFile(pki.Path(name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	cert, err := tls.X509KeyPair([]byte(read("apiserver.crt")), []byte(read("apiserver.key")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	secure := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/readyz" {
-			fmt.Fprint(w, "ok")
-			return
-		}
-		l.api.ServeHTTP(w, r)
-	}))
-	secure.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
-	secure.StartTLS()
-	t.Cleanup(secure.Close)
-	endpoint := strings.TrimPrefix(secure.URL, "https://")
+	read := func(name string) string { return readPKI(t, pki, name) }
+	endpoint := serveSecure(t, pki, l.api)
 	// Addresses of this computer alone, which hardly anything else uses.
 	address := func(i int) string { return fmt.Sprintf("127.77.%d.%d", os.Getpid()%250+1, i+1) }
 
@@ -165,15 +139,7 @@ func newLostCluster(t *testing.T) *lostCluster {
 			lease["metadata"].(map[string]any)["resourceVersion"] = "2000000000"
 		}
 	}
-	conf := clientcmdapi.NewConfig()
-	conf.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://" + endpoint, CertificateAuthorityData: []byte(read("ca.crt"))}
-	conf.AuthInfos["a"] = &clientcmdapi.AuthInfo{ClientCertificateData: []byte(read("admin.crt")), ClientKeyData: []byte(read("admin.key"))}
-	conf.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "a"}
-	conf.CurrentContext = "x"
-	adminConf, err := clientcmd.Write(*conf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	adminConf := adminKubeconfig(t, pki, "https://"+endpoint)
 	mu := &sync.Mutex{}
 	for i := range 3 {
 		name := fmt.Sprintf("new%d", i+1)
@@ -183,19 +149,12 @@ func newLostCluster(t *testing.T) *lostCluster {
 		m := &freshMachine{fakeNode: n, address: address(i), started: new(bool), phases: &l.phases, certs: map[string]string{
 			etcdPKI + "healthcheck-client.crt": read("etcd-client.crt"), etcdPKI + "healthcheck-client.key": read("etcd-client.key"),
 			// The CA of this test's etcd members, who have nothing to do with the keys in the backup.
-			etcdPKI + "ca.crt": read("ca.crt"), "/etc/kubernetes/admin.conf": string(adminConf),
+			etcdPKI + "ca.crt": read("ca.crt"), "/etc/kubernetes/admin.conf": adminConf,
 		}}
 		n.cfg = func() *embed.Config {
-			c := embed.NewConfig()
-			c.Name, c.Dir = name, filepath.Join(n.root, "/var/lib/etcd")
-			c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-			c.UnsafeNoFsync = true
-			c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-			c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+			c := memberConfig(pki, name, filepath.Join(n.root, "/var/lib/etcd"), client, peer)
 			c.InitialCluster = name + "=" + peer.String() // as kubeadm writes it: the restored data knows better
-			c.ClientTLSInfo = transport.TLSInfo{CertFile: pki.Path("etcd.crt"), KeyFile: pki.Path("etcd.key"), TrustedCAFile: pki.Path("ca.crt"), ClientCertAuth: true}
 			c.PeerTLSInfo = transport.TLSInfo{CertFile: pki.Path("etcd.crt"), KeyFile: pki.Path("etcd.key"), InsecureSkipVerify: true}
-			c.TickMs, c.ElectionMs = 20, 200
 			return c
 		}
 		n.renew = func() { l.renew(t) }
@@ -235,7 +194,7 @@ func (l *lostCluster) renew(t *testing.T) {
 }
 
 func (l *lostCluster) options(t *testing.T) NewMachinesOptions {
-	o := NewMachinesOptions{Journal: filepath.Join(t.TempDir(), "j", "new.jsonl"), Accept: []string{NotRestored}, Timeout: 20 * time.Second, WorkersWait: time.Second}
+	o := NewMachinesOptions{WorkersWait: time.Second, EtcdRestoreOptions: EtcdRestoreOptions{Journal: filepath.Join(t.TempDir(), "j", "new.jsonl"), Accept: []string{NotRestored}, Timeout: 20 * time.Second}}
 	for _, m := range l.machines {
 		o.Nodes = append(o.Nodes, NewNode{Host: m, Address: m.address})
 	}

@@ -226,10 +226,16 @@ func (d *deps) restoreInPlace(ctx context.Context, m *backup.Manifest, fl etcdRe
 	if err := d.confirmCluster(m, what, fl.confirm); err != nil {
 		return nil, err
 	}
-	return backup.RestoreEtcd(ctx, fl.dir, backup.EtcdRestoreOptions{
-		Hosts: hosts, Journal: filepath.Join(d.home(), "restores", m.Lineage+".jsonl"), Identities: o.Identities, Accept: o.Accept,
+	eo := d.etcdRestoreOptions(m.Lineage, fl, o)
+	eo.Hosts = hosts
+	return backup.RestoreEtcd(ctx, fl.dir, eo)
+}
+
+func (d *deps) etcdRestoreOptions(journal string, fl etcdRestoreFlags, o backup.RestoreOptions) backup.EtcdRestoreOptions {
+	return backup.EtcdRestoreOptions{
+		Journal: filepath.Join(d.home(), "restores", journal+".jsonl"), Identities: o.Identities, Accept: o.Accept,
 		TempDir: fl.tempDir, Tool: buildVersion().Version, Sink: d.sink(),
-	})
+	}
 }
 
 // restoreOnto makes the control plane anew on the machines of another inventory.
@@ -244,10 +250,7 @@ func (d *deps) restoreOnto(ctx context.Context, m *backup.Manifest, fl etcdResto
 	if err := d.confirmCluster(m, what, fl.confirm); err != nil {
 		return nil, err
 	}
-	no := backup.NewMachinesOptions{
-		Journal: filepath.Join(d.home(), "restores", m.Lineage+"-new-machines.jsonl"), Identities: o.Identities, Accept: o.Accept,
-		TempDir: fl.tempDir, Tool: buildVersion().Version, Sink: d.sink(),
-	}
+	no := backup.NewMachinesOptions{EtcdRestoreOptions: d.etcdRestoreOptions(m.Lineage+"-new-machines", fl, o)}
 	for _, n := range inv.Nodes {
 		h, err := hosts.Host(ctx, n.Name)
 		if err != nil {
