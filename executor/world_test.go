@@ -651,7 +651,7 @@ func (w *world) plan(t testing.TB) *plan.Plan {
 	p, fs := plan.Build(*w.initial, plan.Goal{To: v1372, Bundles: []plan.BundleInfo{{
 		Version: v1372, Digest: w.bundle.Digest(), Official: true, Etcd: kubeversion.MustParse("3.7.0"),
 		EtcdStep: kubeversion.MustParse("3.6.16"), EtcdStepImage: "registry.k8s.io/etcd:3.6.16-0", CanaryImage: "registry.k8s.io/pause:3.10.2",
-	}}}, plan.Policy{DrainTimeout: 3 * time.Second, Preflight: []plan.Finding{}})
+	}}}, plan.Policy{DrainTimeout: 3 * time.Second, PreflightGate: true})
 	if p == nil {
 		t.Fatalf("no plan: %+v", fs)
 	}
