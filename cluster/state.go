@@ -198,6 +198,9 @@ type HostFacts struct {
 	KubeletFeatureGates map[string]bool `json:"kubeletFeatureGates,omitempty"`
 	CgroupDriver        string          `json:"cgroupDriver,omitempty"`
 	FailSwapOn          *bool           `json:"failSwapOn,omitempty"`
+	// KubeletConfigDrift names the settings of the kubelet's configuration file that are not as ConfigMap kubelet-config has them,
+	// but for those that kubeadm itself sets by node.
+	KubeletConfigDrift []string `json:"kubeletConfigDrift,omitempty"`
 	// KubeletFlags is KUBELET_KUBEADM_ARGS and KUBELET_EXTRA_ARGS.
 	KubeletFlags []Flag `json:"kubeletFlags,omitempty"`
 	Containerd   string `json:"containerd,omitempty"`
@@ -359,6 +362,9 @@ type PDB struct {
 	CurrentHealthy     int32  `json:"currentHealthy"`
 	DesiredHealthy     int32  `json:"desiredHealthy"`
 	ExpectedPods       int32  `json:"expectedPods"`
+	// Owner is the object that made it, "Cluster/db" with its group in Group; "" when nobody is named.
+	Owner string `json:"owner,omitempty"`
+	Group string `json:"group,omitempty"`
 	// Pods are the pods it selects, "namespace/name", as its selector matches now.
 	Pods []string `json:"pods,omitempty"`
 	// Stale says that status.observedGeneration is behind.
@@ -397,8 +403,10 @@ type Webhook struct {
 	Service string `json:"service,omitempty"`
 	URL     string `json:"url,omitempty"`
 	// ReadyEndpoints counts the ready addresses behind Service; -1 when unknown.
-	ReadyEndpoints int   `json:"readyEndpoints"`
-	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
+	ReadyEndpoints int `json:"readyEndpoints"`
+	// EndpointNodes are the nodes of the ready addresses, as far as they are told.
+	EndpointNodes  []string `json:"endpointNodes,omitempty"`
+	TimeoutSeconds int32    `json:"timeoutSeconds,omitempty"`
 	// MatchesPods, MatchesNodes and MatchesLeases say whether it can stand in the way of an upgrade.
 	MatchesPods   bool `json:"matchesPods,omitempty"`
 	MatchesNodes  bool `json:"matchesNodes,omitempty"`

@@ -86,11 +86,14 @@ func (ob *observer) api(ctx context.Context) error {
 		{"configmap/" + systemNamespace + "/kubeadm-config", ob.kubeadmConfig},
 		{"configmap/" + systemNamespace + "/kubelet-config", func(ctx context.Context) error {
 			s.KubeletConfig = new(cluster.KubeletConfig)
-			err := ob.configMap(ctx, "kubelet-config", "kubelet", "KubeletConfiguration", s.KubeletConfig)
+			var raw settings
+			err := ob.configMap(ctx, "kubelet-config", "kubelet", "KubeletConfiguration", s.KubeletConfig, &raw)
 			if err != nil {
 				s.KubeletConfig = nil
+				return err
 			}
-			return err
+			ob.kubeletConfig = raw
+			return nil
 		}},
 		{"configmap/" + systemNamespace + "/kube-proxy", func(ctx context.Context) error {
 			s.ProxyConfig = new(cluster.ProxyConfig)
@@ -520,6 +523,10 @@ func budget(p *policyv1.PodDisruptionBudget) (cluster.PDB, labels.Selector) {
 		Namespace: p.Namespace, Name: p.Name, DisruptionsAllowed: p.Status.DisruptionsAllowed, CurrentHealthy: p.Status.CurrentHealthy,
 		DesiredHealthy: p.Status.DesiredHealthy, ExpectedPods: p.Status.ExpectedPods, Stale: p.Status.ObservedGeneration < p.Generation,
 	}
+	if o := metav1.GetControllerOf(p); o != nil {
+		b.Owner = o.Kind + "/" + o.Name
+		b.Group, _, _ = strings.Cut(o.APIVersion, "/")
+	}
 	if p.Spec.MinAvailable != nil {
 		b.MinAvailable = p.Spec.MinAvailable.String()
 	}
@@ -647,6 +654,7 @@ func (ob *observer) conversionWebhooks(ctx context.Context) ([]cluster.Webhook, 
 // endpoints counts who answers behind each webhook's Service.
 func (ob *observer) endpoints(ctx context.Context) {
 	ready := map[string]int{}
+	nodes := map[string][]string{}
 	for i := range ob.state.Webhooks {
 		w := &ob.state.Webhooks[i]
 		if w.Service == "" {
@@ -657,14 +665,18 @@ func (ob *observer) endpoints(ctx context.Context) {
 			namespace, name, _ := strings.Cut(w.Service, "/")
 			opts := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name}
 			n = 0
+			var on []string
 			err := pages(ctx, ob.o, func(ctx context.Context, o metav1.ListOptions) (*discoveryv1.EndpointSliceList, error) {
 				o.LabelSelector = opts.LabelSelector
 				return ob.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, o)
-			}, func() { n = 0 }, func(l *discoveryv1.EndpointSliceList) {
+			}, func() { n, on = 0, nil }, func(l *discoveryv1.EndpointSliceList) {
 				for _, s := range l.Items {
 					for _, e := range s.Endpoints {
 						if deref(e.Conditions.Ready, true) {
 							n += len(e.Addresses)
+							if node := deref(e.NodeName, ""); node != "" && !slices.Contains(on, node) {
+								on = append(on, node)
+							}
 						}
 					}
 				}
@@ -673,14 +685,15 @@ func (ob *observer) endpoints(ctx context.Context) {
 				ob.unread("endpointslices/"+w.Service, err)
 				n = -1
 			}
-			ready[w.Service] = n
+			slices.Sort(on)
+			ready[w.Service], nodes[w.Service] = n, on
 		}
-		w.ReadyEndpoints = n
+		w.ReadyEndpoints, w.EndpointNodes = n, nodes[w.Service]
 	}
 }
 
-// configMap reads one key of a ConfigMap of kubeadm as YAML.
-func (ob *observer) configMap(ctx context.Context, name, key, kind string, into any) error {
+// configMap reads one key of a ConfigMap of kubeadm as YAML, into each of the values.
+func (ob *observer) configMap(ctx context.Context, name, key, kind string, into ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, ob.o.APITimeout)
 	defer cancel()
 	cm, err := ob.client.CoreV1().ConfigMaps(systemNamespace).Get(ctx, name, metav1.GetOptions{})
@@ -694,8 +707,10 @@ func (ob *observer) configMap(ctx context.Context, name, key, kind string, into 
 	if err := yaml.Unmarshal(text, &head); err != nil || head.Kind != kind {
 		return fmt.Errorf("%w: key %s of ConfigMap %s holds no %s", errMalformed, key, name, kind)
 	}
-	if err := yaml.Unmarshal(text, into); err != nil {
-		return fmt.Errorf("%w: key %s of ConfigMap %s: %w", errMalformed, key, name, err)
+	for _, v := range into {
+		if err := yaml.Unmarshal(text, v); err != nil {
+			return fmt.Errorf("%w: key %s of ConfigMap %s: %w", errMalformed, key, name, err)
+		}
 	}
 	return nil
 }

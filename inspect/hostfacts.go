@@ -36,6 +36,8 @@ type machine struct {
 	images map[string]string
 	args   map[string][]string
 	unread []cluster.Unread
+	// kubeletConfig is the whole of the kubelet's configuration file; nil when it was not read.
+	kubeletConfig settings
 }
 
 // readHost asks one machine. root is "" but in tests.
@@ -163,7 +165,7 @@ func interpret(node string, records []record, before, after time.Time) machine {
 		case "kubelet-cmdline":
 			f.KubeletFlags = append(f.KubeletFlags, argvFlags(strings.Split(strings.TrimSuffix(r.out, "\n"), "\n"), runningProcess)...)
 		case "kubelet-config":
-			if err := kubeletConfig(f, r.out); err != nil {
+			if err := kubeletConfig(&m, r.out); err != nil {
 				unread("kubelet-config", cluster.UnreadMalformed, err.Error())
 			}
 		case "env":
@@ -329,11 +331,15 @@ func rpmLocked(name, locks string) bool {
 	return false
 }
 
-func kubeletConfig(f *cluster.HostFacts, text string) error {
+func kubeletConfig(m *machine, text string) error {
 	var c cluster.KubeletConfig
 	if err := yaml.Unmarshal([]byte(text), &c); err != nil {
 		return err
 	}
+	if err := yaml.Unmarshal([]byte(text), &m.kubeletConfig); err != nil {
+		return err
+	}
+	f := &m.facts
 	f.FailCgroupV1, f.FailSwapOn, f.CgroupDriver, f.KubeletFeatureGates = c.FailCgroupV1, c.FailSwapOn, c.CgroupDriver, c.FeatureGates
 	return nil
 }

@@ -133,6 +133,8 @@ type observer struct {
 
 	mu    sync.Mutex
 	state *cluster.State
+	// kubeletConfig is the whole of ConfigMap kubelet-config; nil when it was not read.
+	kubeletConfig settings
 }
 
 func (ob *observer) unread(what string, err error) {
@@ -221,6 +223,9 @@ func (ob *observer) hosts(ctx context.Context) map[string]host.Host {
 // merge puts what a machine said into its node. A component that has a manifest and no mirror pod is there as well.
 func (ob *observer) merge(n *cluster.Node, m machine) {
 	n.Host = &m.facts
+	if m.kubeletConfig != nil && ob.kubeletConfig != nil {
+		n.Host.KubeletConfigDrift = ob.kubeletConfig.drift(m.kubeletConfig)
+	}
 	ob.add(m.unread...)
 	for _, c := range m.facts.Manifests {
 		sp := n.StaticPod(c)

@@ -338,6 +338,12 @@ func TestEachCheck(t *testing.T) {
 		{"containerd-version", "untold", []change{state(ct.Node("w1", func(n *cluster.Node) { n.ContainerRuntime = "" }))}, []string{"unknown w1: does not say"}},
 		{"containerd-version", "senseless", []change{state(ct.Node("w1", func(n *cluster.Node) { n.ContainerRuntime = "containerd://Unknown" }))}, []string{"unknown w1: makes no sense"}},
 
+		{"kubelet-config", "fine", nil, nil},
+		{"kubelet-config", "differs", []change{host("w1", func(h *cluster.HostFacts) { h.KubeletConfigDrift = []string{"evictionHard", "maxPods"} })}, []string{"warn w1: in evictionHard, maxPods: kubeadm upgrade writes the file anew"}},
+		{"kubelet-config", "ConfigMap unread", []change{state(func(s *cluster.State) { s.KubeletConfig = nil }), unread("configmap/kube-system/kubelet-config", cluster.UnreadForbidden)}, []string{"blocked kubelet-config: coverage@"}},
+		{"kubelet-config", "no ConfigMap", []change{state(func(s *cluster.State) { s.KubeletConfig = nil })}, []string{"skipped kubelet-config: there is no ConfigMap"}},
+		{"kubelet-config", "file unread", []change{unread("node/w1/host/kubelet-config", cluster.UnreadFailed)}, []string{"blocked w1: coverage@"}},
+
 		{"kubelet-flags", "fine", []change{to("1.37.2")}, nil},
 		{"kubelet-flags", "sandbox image", []change{to("1.36.4"), host("w1", func(h *cluster.HostFacts) {
 			h.KubeletFlags = []cluster.Flag{{Name: "pod-infra-container-image", Value: "x", Source: "/var/lib/kubelet/kubeadm-flags.env"}}
@@ -393,6 +399,19 @@ func TestEachCheck(t *testing.T) {
 		{"pdb-blocks-drain", "pending pods", []change{state(ct.Deployment("shop", "web", 1, "w1"), ct.PDB("shop", "web", 0), func(s *cluster.State) {
 			s.Pods[0].Phase, s.Pods[0].Ready = "Pending", false
 		})}, nil},
+		{"pdb-blocks-drain", "CloudNativePG's", []change{state(ct.Deployment("shop", "db", 1, "w1"), ct.PDB("shop", "db", 0), func(s *cluster.State) {
+			s.PDBs[0].Owner, s.PDBs[0].Group = "Cluster/db", "postgresql.cnpg.io"
+		})}, []string{"fail shop/db: CloudNativePG moves the primary of Cluster db by itself"}},
+		{"pdb-blocks-drain", "Rook's by failure domain", []change{state(ct.Deployment("rook-ceph", "osd", 1, "w1"), ct.PDB("rook-ceph", "osd", 0), func(s *cluster.State) {
+			s.PDBs[0].Name = "rook-ceph-osd-host-w1"
+		})}, []string{"fail rook-ceph/rook-ceph-osd-host-w1: wait for HEALTH_OK"}},
+		{"pdb-blocks-drain", "Rook's own", []change{state(ct.Deployment("rook-ceph", "osd", 1, "w1"), ct.PDB("rook-ceph", "osd", 0), func(s *cluster.State) {
+			s.PDBs[0].Name, s.PDBs[0].Owner, s.PDBs[0].Group = "rook-ceph-osd", "CephCluster/ceph", "ceph.rook.io"
+		})}, []string{"fail rook-ceph/rook-ceph-osd: bring Ceph to HEALTH_OK"}},
+		{"pdb-blocks-drain", "Longhorn's", []change{state(ct.Deployment("longhorn-system", "im", 1, "w1"), ct.PDB("longhorn-system", "im", 0))}, []string{"fail longhorn-system/im: last healthy replica"}},
+		{"pdb-blocks-drain", "another operator's", []change{state(ct.Deployment("shop", "mq", 1, "w1"), ct.PDB("shop", "mq", 0), func(s *cluster.State) {
+			s.PDBs[0].Owner, s.PDBs[0].Group = "RabbitmqCluster/mq", "rabbitmq.com"
+		})}, []string{"fail shop/mq: kubectl -n shop edit rabbitmqcluster.rabbitmq.com mq"}},
 		{"pdb-blocks-drain", "no pods", []change{state(ct.PDB("shop", "web", 0))}, nil},
 		{"pdb-blocks-drain", "pods not on a node", []change{state(ct.Deployment("shop", "web", 2), ct.PDB("shop", "web", 0))}, nil},
 		{"pdb-blocks-drain", "stale", []change{state(ct.Deployment("shop", "web", 2, "w1"), ct.PDB("shop", "web", 1), func(s *cluster.State) { s.PDBs[0].Stale = true })}, []string{"warn shop/web: behind its specification"}},
@@ -426,6 +445,8 @@ func TestEachCheck(t *testing.T) {
 		})}, []string{"fail policy/p.example.org: every request for pods (in namespaces with guarded=yes, with app=x, that meets 1 match condition) fails"}},
 		{"webhooks-fail-closed", "ignores", []change{webhookOf(0, func(w *cluster.Webhook) { w.FailurePolicy = "Ignore" })}, nil},
 		{"webhooks-fail-closed", "one", []change{webhookOf(1)}, []string{"warn policy/p.example.org: no pod can be created, kube-system included"}},
+		{"webhooks-fail-closed", "all on one node", []change{webhookOf(2, func(w *cluster.Webhook) { w.EndpointNodes = []string{"w1"} })}, []string{"warn policy/p.example.org: all of its 2 ready endpoints are on node w1"}},
+		{"webhooks-fail-closed", "on two nodes", []change{webhookOf(2, func(w *cluster.Webhook) { w.EndpointNodes = []string{"w1", "w2"} })}, nil},
 		{"webhooks-fail-closed", "other objects", []change{webhookOf(0, func(w *cluster.Webhook) { w.MatchesPods = false })}, []string{"warn policy/p.example.org: every request that it matches fails"}},
 		{"webhooks-fail-closed", "conversion", []change{webhookOf(0, func(w *cluster.Webhook) {
 			w.Kind, w.Configuration, w.MatchesPods = "CustomResourceDefinition", "things.example.org", false

@@ -49,3 +49,24 @@ func manifestDrift(_ context.Context, in *Input) []Result {
 	}
 	return passIfClean(out, "control-plane", "every flag is kubeadm's own or in ConfigMap kubeadm-config")
 }
+
+// kubeletConfigDrift names settings of nodes that kubeadm overwrites. Those without which a kubelet would not start have checks of their own.
+func kubeletConfigDrift(_ context.Context, in *Input) []Result {
+	const what = "configmap/kube-system/kubelet-config"
+	if in.State.KubeletConfig == nil {
+		if g := in.gap("kubelet-config", what); g != nil {
+			return []Result{*g}
+		}
+		return []Result{skipped("kubelet-config", "there is no ConfigMap kubelet-config: kubeadm does not configure these kubelets")}
+	}
+	return in.eachHost(func(n *cluster.Node, h *cluster.HostFacts) []Result {
+		if g := in.hostGap(n, "kubelet-config"); g != nil {
+			return []Result{*g}
+		}
+		if len(h.KubeletConfigDrift) == 0 {
+			return []Result{pass(n.Name, "as the ConfigMap says")}
+		}
+		return []Result{finding(Warn, n.Name, "put what is to stay into the ConfigMap (kubectl -n kube-system edit configmap kubelet-config), or have kubeadm put it in: patchesDir in the inventory",
+			"on node %s /var/lib/kubelet/config.yaml differs from ConfigMap kubelet-config in %s: kubeadm upgrade writes the file anew from the ConfigMap", n.Name, some(h.KubeletConfigDrift))}
+	})
+}

@@ -3,6 +3,7 @@ package preflight
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -68,6 +69,9 @@ func budgets(_ context.Context, in *Input) []Result {
 				remedy += "; unhealthyPodEvictionPolicy: AlwaysAllow lets broken pods go"
 			}
 		}
+		if by := madeBy(b); by != "" {
+			remedy = by
+		}
 		out = append(out, finding(Fail, id, remedy, "PodDisruptionBudget %s (%s) allows no disruption: draining %s would hang on %s of %s",
 			id, rule, nodeList(nodes), plural(held, "pod"), some(owners)))
 	}
@@ -78,6 +82,30 @@ func budgets(_ context.Context, in *Input) []Result {
 		}
 	}
 	return passIfClean(out, "budgets", "%s allow a disruption", plural(len(s.PDBs), "PodDisruptionBudget"))
+}
+
+// madeBy gives the remedy for a budget that an operator made and would write anew; "" for one that somebody else made.
+func madeBy(b cluster.PDB) string {
+	kind, name, ok := strings.Cut(b.Owner, "/")
+	rook := b.Group == "ceph.rook.io" || strings.HasPrefix(b.Name, "rook-ceph-osd")
+	switch {
+	case rook && strings.HasPrefix(b.Name, "rook-ceph-osd-"):
+		// Rook's budgets by failure domain: there while an OSD is down or data is not clean, and gone by themselves (rook/rook#14730).
+		return "Rook holds this failure domain while an OSD elsewhere is down or data is not clean, and takes the budget away by itself: wait for HEALTH_OK (kubectl -n " + b.Namespace + " get cephcluster), between nodes as well"
+	case rook:
+		return "bring Ceph to HEALTH_OK (kubectl -n " + b.Namespace + " get cephcluster): Rook makes this budget and writes it anew"
+	case b.Group == "postgresql.cnpg.io":
+		return fmt.Sprintf("CloudNativePG moves the primary of Cluster %s by itself off a cordoned node if there is another instance: then accept this; with one instance, add one (spec.instances) or set spec.enablePDB: false there", name)
+	case b.Group == "longhorn.io" || b.Namespace == "longhorn-system":
+		return "Longhorn holds the node while the last healthy replica of a volume is there: see kubectl -n " + b.Namespace + " get volumes.longhorn.io, and add or rebuild replicas"
+	case ok:
+		group := ""
+		if b.Group != "" {
+			group = "." + b.Group
+		}
+		return fmt.Sprintf("%s %s made this budget and writes it anew: change it there (kubectl -n %s edit %s%s %s); if its operator moves its pods off a cordoned node by itself, accept this", kind, name, b.Namespace, strings.ToLower(kind), group, name)
+	}
+	return ""
 }
 
 func nodeList(nodes []string) string {
@@ -230,6 +258,8 @@ func webhooks(_ context.Context, in *Input) []Result {
 				hint = ", kube-system included"
 			}
 			out = append(out, finding(Warn, subject, "run two or more replicas on different nodes, with a PodDisruptionBudget", "webhook %s (%s) fails closed and has one ready endpoint: while its node is drained no pod can be created%s", w.Name, w.Kind, hint))
+		case vital && len(w.EndpointNodes) == 1:
+			out = append(out, finding(Warn, subject, "spread its replicas over nodes (topologySpreadConstraints), with a PodDisruptionBudget", "webhook %s (%s) fails closed and all of its %d ready endpoints are on node %s: while that is drained, %s fails", w.Name, w.Kind, w.ReadyEndpoints, w.EndpointNodes[0], what))
 		}
 	}
 	return passIfClean(out, "webhooks", "%s looked at", plural(len(in.State.Webhooks), "webhook"))
