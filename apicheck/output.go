@@ -156,11 +156,18 @@ func (r Report) Summary() string {
 	for _, c := range r.Coverage.Read {
 		read += c.Count
 	}
-	s := fmt.Sprintf("%s: %d errors, %d warnings, %d notes; %d things read, %d not", r.Verdict, count[Error], count[Warning], count[Info], read, len(r.Coverage.Unreadable))
+	s := fmt.Sprintf("%s: %s, %s, %s; %s read, %d not", r.Verdict, plural(count[Error], "error"), plural(count[Warning], "warning"), plural(count[Info], "note"), plural(read, "thing"), len(r.Coverage.Unreadable))
 	if len(r.Suppressed) > 0 {
 		s += fmt.Sprintf("; %d suppressed", len(r.Suppressed))
 	}
 	return s + ". " + r.databaseLine()
+}
+
+func plural(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 // The SARIF 2.1.0 format, as far as it is used: https://docs.oasis-open.org/sarif/sarif/v2.1.0/.
