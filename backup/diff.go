@@ -300,7 +300,7 @@ func diff(ctx context.Context, a, b source, o DiffOptions) (*Diff, error) {
 	slices.Sort(ids)
 	for i, id := range ids {
 		if i%20 == 0 {
-			sink.Emit(event.Event{Time: time.Now(), Type: event.StepProgress, Run: "diff", Step: "objects", Msg: fmt.Sprintf("%d of %d resources", i, len(ids))})
+			sink.Emit(event.Event{Time: time.Now(), Type: event.StepProgress, Run: "diff", Step: "objects", Msg: fmt.Sprintf("compare objects: %d of %d resources", i, len(ids))})
 		}
 		if !o.All && slices.Contains(restless, id) {
 			d.NotCompared = append(d.NotCompared, id+": changes all the time")

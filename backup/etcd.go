@@ -569,6 +569,6 @@ func (m *member) compareLive(ctx context.Context, c Contents) (string, error) {
 
 func emitProgress(sink event.Sink, step, subject string) func(int64) {
 	return func(n int64) {
-		sink.Emit(event.Event{Time: time.Now(), Type: event.StepProgress, Step: step, Subject: subject, Msg: fmt.Sprintf("%d MiB", n>>20)})
+		sink.Emit(event.Event{Time: time.Now(), Type: event.StepProgress, Step: step, Subject: subject, Msg: fmt.Sprintf("etcd snapshot from %s: %d MiB so far", subject, n>>20)})
 	}
 }

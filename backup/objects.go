@@ -84,7 +84,7 @@ func (c *creation) objects(ctx context.Context) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if done++; done%20 == 0 {
-				c.sink.Emit(event.Event{Time: time.Now(), Type: event.StepProgress, Run: "backup", Step: "objects", Msg: fmt.Sprintf("%d of %d resources", done, len(cat.resources))})
+				c.sink.Emit(event.Event{Time: time.Now(), Type: event.StepProgress, Run: "backup", Step: "objects", Msg: fmt.Sprintf("objects of %d of %d resources are written", done, len(cat.resources))})
 			}
 			switch {
 			case apierrors.IsForbidden(err):

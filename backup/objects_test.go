@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -215,6 +218,84 @@ func FuzzPrefix(f *testing.F) {
 		// No prefix lies within another: counting by range would count twice.
 		if q := Prefix([]byte(p + "x/y/z")); q != p {
 			t.Errorf("prefix %q holds prefix %q", p, q)
+		}
+	})
+}
+
+// What is read of a stored key without decoding all of it is what etcd's own decoder reads.
+func FuzzStoredKey(f *testing.F) {
+	for _, kv := range []*mvccpb.KeyValue{{}, {Key: []byte("/registry/pods/a/b"), Value: []byte("k8s\x00"), ModRevision: 9, Version: 2, Lease: -1}, {Value: make([]byte, 300)}} {
+		b, err := proto.Marshal(kv)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		key, kerr := storedKey(in)
+		value, verr := storedValue(in)
+		var want mvccpb.KeyValue
+		if proto.Unmarshal(in, &want) != nil {
+			return // of a message that is none, parts may be read all the same
+		}
+		if kerr != nil || verr != nil {
+			t.Fatalf("etcd decodes it: %v, %v", kerr, verr)
+		}
+		// Of a field that stands there twice the last counts; etcd writes each once.
+		again, err := proto.Marshal(&want)
+		if err != nil || !bytes.Equal(again, in) {
+			return
+		}
+		if !bytes.Equal(key, want.GetKey()) || !bytes.Equal(value, want.GetValue()) {
+			t.Fatalf("key %q, value %q; etcd reads %q, %q", key, value, want.GetKey(), want.GetValue())
+		}
+	})
+}
+
+func FuzzParsePattern(f *testing.F) {
+	for _, s := range []string{"deployments.apps/shop/*", "namespaces/sh?p", "*/*/*", "pods/[", "a//b", "pods/[a-z]/\\*"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		p, err := parsePattern(s)
+		if err != nil {
+			return
+		}
+		parts := strings.Split(s, "/")
+		if p.resource != parts[0] || p.name != parts[len(parts)-1] || p.name == "" {
+			t.Fatalf("%q is read as %+v", s, p)
+		}
+		// What has no wildcard selects what is called so, and nothing else.
+		if !strings.ContainsAny(s, `*?[]\`) {
+			id := identity{Namespace: p.namespace, Name: p.name}
+			if !p.matchResource(p.resource) || !p.match(id) || p.match(identity{Namespace: p.namespace, Name: p.name + "x"}) {
+				t.Fatalf("%q does not select itself alone", s)
+			}
+		}
+	})
+}
+
+func FuzzParseRecord(f *testing.F) {
+	r := record{Schema: recordSchema, Manifest: "sha256:aa", Level: Restored, Tool: "test"}
+	var err error
+	if r.Digest, err = r.digest(); err != nil {
+		f.Fatal(err)
+	}
+	b, err := encode(r)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte("{}"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		got, err := parseRecord("p", in, "sha256:aa")
+		if err != nil {
+			return
+		}
+		// Only what was written in the one form is taken.
+		if again, err := encode(got); err != nil || !bytes.Equal(again, in) {
+			t.Fatalf("%q is taken and would be written as %q", in, again)
 		}
 	})
 }

@@ -207,7 +207,7 @@ func RestoreObjects(ctx context.Context, dir string, o RestoreOptions) (*Objects
 		return nil, err
 	}
 	for i, p := range parts {
-		event.Or(o.Sink).Emit(event.Event{Time: time.Now(), Type: event.StepStarted, Run: "restore", Step: p.id(), Index: i + 1, Total: len(parts)})
+		event.Or(o.Sink).Emit(event.Event{Time: time.Now(), Type: event.StepStarted, Run: "restore", Step: p.id(), Msg: "restore " + p.id(), Index: i + 1, Total: len(parts)})
 		err := x.src.each(ctx, p.id(), "", func(raw []byte) error { return x.object(ctx, p, raw) })
 		if err != nil {
 			return x.r, fmt.Errorf("restore %s: %w", p.id(), err)
