@@ -40,7 +40,8 @@ hang on a disruption budget is named now.
 The checks of belay check are run on the same state, but for the one on backups, which
 is a gate of the plan. What stands in the way is listed with a remedy, and ends with
 exit code 3. A finding that is marked so can be accepted by its name, --accept
-ID@SUBJECT; that is recorded in the plan. There is no --force.`,
+ID@SUBJECT; that is recorded in the plan, which runs the checks once more before its
+first change and goes past these findings alone. There is no --force.`,
 		Example: `  belay plan --to 1.37.2 --inventory hosts.yaml -o plan.json
   belay plan --to 1.37.2 --state state.json
   belay plan --to 1.37.2 --cluster demo -o plan.json --accept pdb-blocks-drain@shop/web
@@ -78,7 +79,7 @@ ID@SUBJECT; that is recorded in the plan. There is no --force.`,
 				return err
 			}
 			p, findings := plan.Build(*s, goal, plan.Policy{
-				Accept: accept, Preflight: found, DrainTimeout: drainTimeout, KeepEmptyDir: keepEmptyDir, BackupLevel: level, BackupMaxAge: backupAge,
+				Accept: accept, Preflight: found, PreflightGate: true, DrainTimeout: drainTimeout, KeepEmptyDir: keepEmptyDir, BackupLevel: level, BackupMaxAge: backupAge,
 			})
 			if p == nil {
 				if err := printFindings(d.out, findings); err != nil {
