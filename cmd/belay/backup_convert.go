@@ -43,8 +43,8 @@ func objectConverter(accept []string) backup.Converter {
 			}
 			return backup.Converted{}, errors.New(k.Why)
 		}
-		for _, g := range res.Gaps {
-			return backup.Converted{}, errors.New(g.Why)
+		if len(res.Gaps) > 0 {
+			return backup.Converted{}, errors.New(res.Gaps[0].Why)
 		}
 		if len(res.Changes) == 0 {
 			return backup.Converted{}, fmt.Errorf("%s has it, as far as belay's data say; is it turned off there (--runtime-config)?", to)
