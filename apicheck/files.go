@@ -2,6 +2,7 @@ package apicheck
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -79,17 +80,24 @@ func (c *collector) stdin(r io.Reader) {
 
 // tree sends the manifest files under name to paths, and renders the charts.
 func (c *collector) tree(ctx context.Context, o Options, name string, paths chan<- string) {
+	walkManifests(ctx, name, func(p string) { paths <- p }, func(p string) { c.chart(ctx, o, p) }, func(p, why string) { c.unread(p, 0, "%s", why) })
+}
+
+// walkManifests calls file for a file that is named, and for every manifest in a directory; chart for charts, archives and
+// directories; and unread for what cannot be gone through. With a nil chart the files of a chart are files like others, and
+// archives are left out. A cancelled context ends it.
+func walkManifests(ctx context.Context, name string, file, chart func(string), unread func(name, why string)) {
 	info, err := os.Stat(name)
 	if err != nil {
-		c.unread(name, 0, "%s", fileError(err))
+		unread(name, fileError(err))
 		return
 	}
 	if !info.IsDir() {
-		if isChartArchive(name) {
-			c.chart(ctx, o, name)
+		if isChartArchive(name) && chart != nil {
+			chart(name)
 			return
 		}
-		paths <- name
+		file(name)
 		return
 	}
 	err = filepath.WalkDir(name, func(p string, d fs.DirEntry, err error) error {
@@ -97,7 +105,7 @@ func (c *collector) tree(ctx context.Context, o Options, name string, paths chan
 			return filepath.SkipAll
 		}
 		if err != nil {
-			c.unread(p, 0, "%s", fileError(err))
+			unread(p, fileError(err))
 			if d != nil && d.IsDir() {
 				return filepath.SkipDir
 			}
@@ -107,8 +115,8 @@ func (c *collector) tree(ctx context.Context, o Options, name string, paths chan
 			if d.Name() == ".git" && p != name {
 				return filepath.SkipDir
 			}
-			if _, err := os.Stat(filepath.Join(p, "Chart.yaml")); err == nil {
-				c.chart(ctx, o, p)
+			if _, err := os.Stat(filepath.Join(p, "Chart.yaml")); err == nil && chart != nil {
+				chart(p)
 				return filepath.SkipDir
 			}
 			return nil
@@ -117,25 +125,25 @@ func (c *collector) tree(ctx context.Context, o Options, name string, paths chan
 			target, err := os.Stat(p)
 			if err != nil {
 				if isManifest(p) {
-					c.unread(p, 0, "%s", fileError(err))
+					unread(p, fileError(err))
 				}
 				return nil
 			}
 			if target.IsDir() {
-				c.unread(p, 0, "a symbolic link to a directory is not followed: name the directory itself")
+				unread(p, "a symbolic link to a directory is not followed: name the directory itself")
 				return nil
 			}
 		}
 		switch {
-		case isChartArchive(p):
-			c.chart(ctx, o, p)
+		case isChartArchive(p) && chart != nil:
+			chart(p)
 		case isManifest(p):
-			paths <- p
+			file(p)
 		}
 		return nil
 	})
 	if err != nil {
-		c.unread(name, 0, "%s", fileError(err))
+		unread(name, fileError(err))
 	}
 }
 
@@ -178,6 +186,20 @@ func (c *collector) file(name string, buf []byte) []byte {
 	return buf
 }
 
+func typeWord(m fs.FileMode) string {
+	switch {
+	case m&fs.ModeNamedPipe != 0:
+		return "a named pipe"
+	case m&fs.ModeSocket != 0:
+		return "a socket"
+	case m&fs.ModeDevice != 0:
+		return "a device"
+	case m.IsDir():
+		return "a directory"
+	}
+	return "another kind of thing"
+}
+
 // readFile reads a regular file (or what behaves like one) into buf. Opening does not wait: a named pipe
 // in a tree must not hang a scan.
 func readFile(name string, buf []byte) (text, reuse []byte, err error) {
@@ -191,7 +213,7 @@ func readFile(name string, buf []byte) (text, reuse []byte, err error) {
 		return nil, buf, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, buf, fmt.Errorf("not a regular file but %s", info.Mode().Type())
+		return nil, buf, errors.New("not a regular file but " + typeWord(info.Mode()))
 	}
 	size := info.Size()
 	if size > maxFile {

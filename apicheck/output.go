@@ -170,116 +170,31 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// The SARIF 2.1.0 format, as far as it is used: https://docs.oasis-open.org/sarif/sarif/v2.1.0/.
-type (
-	sarifLog struct {
-		Schema  string     `json:"$schema"`
-		Version string     `json:"version"`
-		Runs    []sarifRun `json:"runs"`
-	}
-	sarifRun struct {
-		Tool        sarifTool         `json:"tool"`
-		Invocations []sarifInvocation `json:"invocations"`
-		Results     []sarifResult     `json:"results"`
-		ColumnKind  string            `json:"columnKind"`
-	}
-	sarifTool struct {
-		Driver sarifDriver `json:"driver"`
-	}
-	sarifDriver struct {
-		Name           string      `json:"name"`
-		Version        string      `json:"version,omitempty"`
-		InformationURI string      `json:"informationUri"`
-		Rules          []sarifRule `json:"rules"`
-	}
-	sarifRule struct {
-		ID               string       `json:"id"`
-		ShortDescription sarifMessage `json:"shortDescription"`
-		DefaultConfig    sarifConfig  `json:"defaultConfiguration"`
-	}
-	sarifConfig struct {
-		Level string `json:"level"`
-	}
-	sarifMessage struct {
-		Text string `json:"text"`
-	}
-	sarifInvocation struct {
-		ExecutionSuccessful bool                `json:"executionSuccessful"`
-		Notifications       []sarifNotification `json:"toolExecutionNotifications,omitempty"`
-	}
-	sarifNotification struct {
-		Level     string          `json:"level"`
-		Message   sarifMessage    `json:"message"`
-		Locations []sarifLocation `json:"locations,omitempty"`
-	}
-	sarifResult struct {
-		RuleID       string             `json:"ruleId"`
-		RuleIndex    int                `json:"ruleIndex"`
-		Level        string             `json:"level"`
-		Message      sarifMessage       `json:"message"`
-		Locations    []sarifLocation    `json:"locations,omitempty"`
-		Suppressions []sarifSuppression `json:"suppressions,omitempty"`
-	}
-	sarifSuppression struct {
-		Kind          string `json:"kind"`
-		Justification string `json:"justification"`
-	}
-	sarifLocation struct {
-		Physical *sarifPhysical `json:"physicalLocation,omitempty"`
-		Logical  []sarifLogical `json:"logicalLocations,omitempty"`
-	}
-	sarifPhysical struct {
-		Artifact sarifArtifact `json:"artifactLocation"`
-		Region   *sarifRegion  `json:"region,omitempty"`
-	}
-	sarifArtifact struct {
-		URI string `json:"uri"`
-	}
-	sarifRegion struct {
-		StartLine int `json:"startLine"`
-	}
-	sarifLogical struct {
-		FullyQualifiedName string `json:"fullyQualifiedName"`
-		Kind               string `json:"kind,omitempty"`
-	}
-)
-
 // WriteSARIF writes r as SARIF 2.1.0. What was not read becomes a notification, and the run not successful.
 func (r Report) WriteSARIF(w io.Writer, toolVersion string) error {
-	run := sarifRun{ColumnKind: "utf16CodeUnits", Results: []sarifResult{}, Tool: sarifTool{sarifDriver{
-		Name: "belay", Version: toolVersion, InformationURI: "https://github.com/belayops/belay", Rules: []sarifRule{},
-	}}}
-	index := map[string]int{}
-	add := func(f Finding, suppressions []sarifSuppression) {
-		id := "api-" + string(f.Verdict)
-		if _, ok := index[id]; !ok {
-			index[id] = len(run.Tool.Driver.Rules)
-			run.Tool.Driver.Rules = append(run.Tool.Driver.Rules, sarifRule{id, sarifMessage{ruleText[string(f.Verdict)]}, sarifConfig{sarifLevel(severity(f.Verdict))}})
-		}
+	run := sarif.NewRun(toolVersion)
+	add := func(f Finding, suppressions []sarif.Suppression) {
 		text := f.Message
 		if f.Remedy != "" {
 			text += ". Remedy: " + f.Remedy
 		}
-		run.Results = append(run.Results, sarifResult{RuleID: id, RuleIndex: index[id], Level: sarifLevel(f.Severity), Message: sarifMessage{text}, Locations: f.sarif(), Suppressions: suppressions})
+		rule := sarif.Rule{ID: "api-" + string(f.Verdict), ShortDescription: sarif.Message{Text: ruleText[string(f.Verdict)]}, DefaultConfig: sarif.Config{Level: sarifLevel(severity(f.Verdict))}}
+		run.Add(rule, sarif.Result{Level: sarifLevel(f.Severity), Message: sarif.Message{Text: text}, Locations: f.sarif(), Suppressions: suppressions})
 	}
 	for _, f := range r.Findings {
 		add(f, nil)
 	}
 	for _, s := range r.Suppressed {
-		add(s.Finding, []sarifSuppression{{"external", s.Reason}})
+		add(s.Finding, []sarif.Suppression{{Kind: "external", Justification: s.Reason}})
 	}
-	inv := sarifInvocation{ExecutionSuccessful: len(r.Coverage.Unreadable) == 0}
 	for _, u := range r.Coverage.Unreadable {
-		n := sarifNotification{Level: "error", Message: sarifMessage{"not read: " + u.What + ": " + u.Why}}
+		n := sarif.Notification{Level: sarif.Error, Message: sarif.Message{Text: "not read: " + u.What + ": " + u.Why}}
 		if u.Line > 0 {
-			n.Locations = []sarifLocation{{Physical: &sarifPhysical{sarifArtifact{fileURI(u.What)}, &sarifRegion{u.Line}}}}
+			n.Locations = []sarif.Location{{Physical: &sarif.Physical{Artifact: sarif.Artifact{URI: sarif.FileURI(u.What)}, Region: &sarif.Region{StartLine: u.Line}}}}
 		}
-		inv.Notifications = append(inv.Notifications, n)
+		run.NotRead(n)
 	}
-	run.Invocations = []sarifInvocation{inv}
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(sarifLog{Schema: "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json", Version: "2.1.0", Runs: []sarifRun{run}})
+	return run.Write(w)
 }
 
 var ruleText = map[string]string{
@@ -299,113 +214,49 @@ func sarifLevel(s Severity) string {
 	return string(s)
 }
 
-func (f Finding) sarif() []sarifLocation {
-	var loc sarifLocation
+func (f Finding) sarif() []sarif.Location {
+	var loc sarif.Location
 	if f.Source.File != "" {
-		loc.Physical = &sarifPhysical{Artifact: sarifArtifact{fileURI(f.Source.File)}}
+		loc.Physical = &sarif.Physical{Artifact: sarif.Artifact{URI: sarif.FileURI(f.Source.File)}}
 		if f.Source.Line > 0 {
-			loc.Physical.Region = &sarifRegion{f.Source.Line}
+			loc.Physical.Region = &sarif.Region{StartLine: f.Source.Line}
 		}
 	}
 	if name := strings.TrimSpace(f.Kind + " " + f.object()); f.Source.File == "" || f.Name != "" {
-		loc.Logical = []sarifLogical{{FullyQualifiedName: name, Kind: "resource"}}
+		loc.Logical = []sarif.Logical{{FullyQualifiedName: name, Kind: "resource"}}
 	}
-	return []sarifLocation{loc}
+	return []sarif.Location{loc}
 }
-
-// fileURI gives a relative reference for relative paths, as code scanning wants it.
-func fileURI(name string) string {
-	p := filepath.ToSlash(name)
-	u := url.URL{Path: p}
-	if filepath.IsAbs(name) {
-		u.Scheme = "file"
-	}
-	return u.String()
-}
-
-type (
-	junitSuites struct {
-		XMLName  xml.Name     `xml:"testsuites"`
-		Name     string       `xml:"name,attr"`
-		Tests    int          `xml:"tests,attr"`
-		Failures int          `xml:"failures,attr"`
-		Errors   int          `xml:"errors,attr"`
-		Suites   []junitSuite `xml:"testsuite"`
-	}
-	junitSuite struct {
-		Name     string      `xml:"name,attr"`
-		Tests    int         `xml:"tests,attr"`
-		Failures int         `xml:"failures,attr"`
-		Errors   int         `xml:"errors,attr"`
-		Cases    []junitCase `xml:"testcase"`
-	}
-	junitCase struct {
-		Name      string       `xml:"name,attr"`
-		ClassName string       `xml:"classname,attr"`
-		File      string       `xml:"file,attr,omitempty"`
-		Line      int          `xml:"line,attr,omitempty"`
-		Failure   *junitResult `xml:"failure,omitempty"`
-		Error     *junitResult `xml:"error,omitempty"`
-		Output    string       `xml:"system-out,omitempty"`
-	}
-	junitResult struct {
-		Message string `xml:"message,attr"`
-		Type    string `xml:"type,attr"`
-		Text    string `xml:",chardata"`
-	}
-)
 
 // WriteJUnit writes r as JUnit XML: one suite a kind of source; findings of severity info pass with a note, what was
 // not read is an error.
 func (r Report) WriteJUnit(w io.Writer) error {
-	suites := map[string]*junitSuite{}
-	suite := func(name string) *junitSuite {
+	suites := map[string]*junit.Suite{}
+	suite := func(name string) *junit.Suite {
 		if suites[name] == nil {
-			suites[name] = &junitSuite{Name: name}
+			suites[name] = &junit.Suite{Name: name}
 		}
 		return suites[name]
 	}
 	for _, f := range r.Findings {
-		s := suite("api " + string(f.Source.Type))
-		c := junitCase{Name: strings.TrimSpace(f.APIVersion + " " + f.Kind + " " + f.object()), ClassName: f.Source.String(), File: f.Source.File, Line: f.Source.Line}
+		c := junit.Case{Name: strings.TrimSpace(f.APIVersion + " " + f.Kind + " " + f.object()), ClassName: f.Source.String(), File: f.Source.File, Line: f.Source.Line}
 		if f.Severity == Info {
 			c.Output = f.Message + "\n" + f.Remedy
 		} else {
-			c.Failure = &junitResult{f.Message, string(f.Verdict), f.Remedy}
-			s.Failures++
+			c.Failure = &junit.Detail{Message: f.Message, Type: string(f.Verdict), Text: f.Remedy}
 		}
-		s.Tests++
-		s.Cases = append(s.Cases, c)
+		suite("api " + string(f.Source.Type)).Add(c)
 	}
 	cover := suite("api coverage")
 	for _, c := range r.Coverage.Read {
-		cover.Tests++
-		cover.Cases = append(cover.Cases, junitCase{Name: fmt.Sprintf("%d × %s", c.Count, c.What), ClassName: c.Why})
+		cover.Add(junit.Case{Name: fmt.Sprintf("%d × %s", c.Count, c.What), ClassName: c.Why})
 	}
 	for _, u := range r.Coverage.Unreadable {
-		cover.Tests++
-		cover.Errors++
-		cover.Cases = append(cover.Cases, junitCase{Name: u.What, ClassName: "not read", Line: u.Line, Error: &junitResult{u.Why, "not-read", u.Why}})
+		cover.Add(junit.Case{Name: u.What, ClassName: "not read", Line: u.Line, Error: &junit.Detail{Message: u.Why, Type: "not-read", Text: u.Why}})
 	}
-	all := junitSuites{Name: fmt.Sprintf("API use %s to %s", r.From, r.To)}
-	var names []string
-	for n := range suites {
-		names = append(names, n)
+	all := junit.Suites{Name: fmt.Sprintf("API use %s to %s", r.From, r.To)}
+	for _, n := range slices.Sorted(maps.Keys(suites)) {
+		all.Add(*suites[n])
 	}
-	slices.Sort(names)
-	for _, n := range names {
-		s := suites[n]
-		all.Tests, all.Failures, all.Errors = all.Tests+s.Tests, all.Failures+s.Failures, all.Errors+s.Errors
-		all.Suites = append(all.Suites, *s)
-	}
-	if _, err := io.WriteString(w, xml.Header); err != nil {
-		return err
-	}
-	enc := xml.NewEncoder(w)
-	enc.Indent("", "  ")
-	if err := enc.Encode(all); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, "\n")
-	return err
+	return all.Write(w)
 }

@@ -12,6 +12,9 @@ import (
 	"testing"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/belayops/belay/internal/junit"
+	"github.com/belayops/belay/internal/sarif"
 )
 
 // report has every shape that the formats must cope with.
@@ -64,7 +67,7 @@ func TestSARIF(t *testing.T) {
 	if err := r.WriteSARIF(&b, "1.2.3"); err != nil {
 		t.Fatal(err)
 	}
-	var log sarifLog
+	var log sarif.Log
 	if err := json.Unmarshal(b.Bytes(), &log); err != nil {
 		t.Fatal(err)
 	}
@@ -83,8 +86,8 @@ func TestSARIF(t *testing.T) {
 	if run.Invocations[0].ExecutionSuccessful || run.Invocations[0].Notifications[0].Locations[0].Physical.Region.StartLine != 9 {
 		t.Errorf("what was not read: %+v", run.Invocations[0])
 	}
-	if fileURI("deploy/a.yaml") != "deploy/a.yaml" {
-		t.Errorf("a relative path becomes %s", fileURI("deploy/a.yaml"))
+	if sarif.FileURI("deploy/a.yaml") != "deploy/a.yaml" {
+		t.Errorf("a relative path becomes %s", sarif.FileURI("deploy/a.yaml"))
 	}
 }
 
@@ -93,7 +96,7 @@ func TestJUnit(t *testing.T) {
 	if err := outputReport(t).WriteJUnit(&b); err != nil {
 		t.Fatal(err)
 	}
-	var s junitSuites
+	var s junit.Suites
 	if err := xml.NewDecoder(&b).Decode(&s); err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package apicheck
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -84,6 +85,14 @@ type Unread struct {
 	// Line is where in a file, from 1; 0 when it is not about a line.
 	Line int    `json:"line,omitempty"`
 	Why  string `json:"why"`
+}
+
+// Where is the thing, with its line where there is one: deploy/a.yaml:9.
+func (u Unread) Where() string {
+	if u.Line > 0 {
+		return fmt.Sprintf("%s:%d", u.What, u.Line)
+	}
+	return u.What
 }
 
 // Finding is one use of an API that the upgrade touches.

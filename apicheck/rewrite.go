@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -123,35 +122,13 @@ func Convert(ctx context.Context, o ConvertOptions) (ConvertReport, error) {
 			one("stdin", text)
 			continue
 		}
-		info, err := os.Stat(name)
-		if err != nil {
-			rep.Unreadable = append(rep.Unreadable, Unread{What: name, Why: fileError(err)})
-			continue
-		}
-		if !info.IsDir() {
-			if err := file(name); err != nil {
-				return rep, err
+		var failed error
+		walkManifests(ctx, name, func(p string) {
+			if failed == nil {
+				failed = file(p)
 			}
-			continue
-		}
-		err = filepath.WalkDir(name, func(p string, d fs.DirEntry, err error) error {
-			switch {
-			case ctx.Err() != nil:
-				return ctx.Err()
-			case err != nil:
-				rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: fileError(err)})
-				if d != nil && d.IsDir() {
-					return filepath.SkipDir
-				}
-				return nil
-			case d.IsDir() && d.Name() == ".git" && p != name:
-				return filepath.SkipDir
-			case d.IsDir() || !isManifest(p):
-				return nil
-			}
-			return file(p)
-		})
-		if err != nil {
+		}, nil, func(p, why string) { rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: why}) })
+		if err := errors.Join(failed, ctx.Err()); err != nil {
 			return rep, err
 		}
 	}

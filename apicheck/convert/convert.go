@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	maxText    = 4 << 20
-	maxNesting = 20
+	// maxDocument bounds what is parsed into a tree at once.
+	maxDocument = 4 << 20
+	maxNesting  = 20
 )
 
 // Options say which hops the text must survive.
@@ -85,10 +86,6 @@ func Text(o Options, text []byte) Result {
 			return res
 		}
 	}
-	if len(text) > maxText {
-		res.Gaps = append(res.Gaps, Gap{0, fmt.Sprintf("more than %d MB", maxText>>20)})
-		return res
-	}
 	if bytes.IndexByte(text, 0) >= 0 || !utf8.Valid(text) {
 		res.Gaps = append(res.Gaps, Gap{0, "binary, not text"})
 		return res
@@ -131,6 +128,10 @@ type edit struct {
 // convert gives the new text, or nil when nothing changed.
 func (d *document) convert() []byte {
 	if len(bytes.TrimSpace(d.text)) == 0 {
+		return nil
+	}
+	if len(d.text) > maxDocument {
+		d.res.Gaps = append(d.res.Gaps, Gap{d.line + 1, fmt.Sprintf("document of %d MB: more than %d MB are not parsed at once", len(d.text)>>20, maxDocument>>20)})
 		return nil
 	}
 	root, err := yamltext.Parse(d.text)
@@ -309,7 +310,7 @@ func (d *document) object(n, w *yaml.Node, g lifecycle.GVK, path string, of func
 	var notes []string
 	switch {
 	case j.Rewrite == lifecycle.Semantic && !accepted:
-		d.keep(n, g, path, "the fields of "+to.APIVersion()+" are the same, their meaning or defaults are not: read the notes of the change, then accept it", true)
+		d.keep(n, g, path, "the fields of "+to.APIVersion()+" are the same, their meaning or defaults are not: "+strings.Join(append(notesFor(from, to), "if that is right for it, accept it"), "; "), true)
 		return
 	case j.Rewrite == lifecycle.Structural && convert == nil:
 		d.keep(n, g, path, leftTo(from, to), false)

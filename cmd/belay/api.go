@@ -234,11 +234,7 @@ func scanTable(w io.Writer, r apicheck.Report) error {
 	if len(r.Coverage.Unreadable) > 0 {
 		var rows [][]string
 		for _, u := range r.Coverage.Unreadable {
-			what := u.What
-			if u.Line > 0 {
-				what += fmt.Sprintf(":%d", u.Line)
-			}
-			rows = append(rows, []string{what, u.Why})
+			rows = append(rows, []string{u.Where(), u.Why})
 		}
 		if err := render.Rows(w, []string{"NOT READ", "WHY"}, rows); err != nil {
 			return err
@@ -310,7 +306,7 @@ Exit codes: 0 nothing left to do; 3 something needs a person; 6 something could 
 				}
 			}
 			for _, u := range rep.Unreadable {
-				fmt.Fprintf(d.err, "%s:%d: not read: %s\n", u.What, u.Line, u.Why)
+				fmt.Fprintf(d.err, "%s: not read: %s\n", u.Where(), u.Why)
 			}
 			if err != nil {
 				return err
