@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -210,5 +211,22 @@ func TestPruneKeepsTheNewestVerified(t *testing.T) {
 	}
 	if _, err := Prune(t.Context(), dir, "L", 0, nil); err == nil {
 		t.Error("keep 0 is taken")
+	}
+}
+
+func TestLaggingMemberBlocksUnlessAccepted(t *testing.T) {
+	_, cli := startEtcd(t)
+	m := func(node string, applied uint64) *member {
+		s := &etcdserverpb.StatusResponse{Header: &etcdserverpb.ResponseHeader{MemberId: 1}, Leader: 2, RaftIndex: 5000, RaftAppliedIndex: applied}
+		return &member{EtcdEndpoint: EtcdEndpoint{Node: node}, cli: cli, status: (*clientv3.StatusResponse)(s)}
+	}
+	c := &etcdCluster{members: []*member{m("far", 10), m("cp2", 3900)}}
+	_, _, err := c.choose(t.Context(), nil)
+	blocked := (*BlockedError)(nil)
+	if !errors.As(err, &blocked) || len(blocked.Findings) != 1 || blocked.Findings[0].ID != "etcd-member-lags@cp2" || !strings.Contains(err.Error(), "1100 entries behind") {
+		t.Errorf("err = %v", err)
+	}
+	if got, found, err := c.choose(t.Context(), []string{"etcd-member-lags@cp2"}); err != nil || got.Node != "cp2" || len(found) != 1 {
+		t.Errorf("accepted: %v, %v, %v", got, found, err)
 	}
 }

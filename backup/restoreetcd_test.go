@@ -351,6 +351,18 @@ func TestRestoreEtcd(t *testing.T) {
 	if _, err := RestoreEtcd(t.Context(), b.Dir, short); err == nil || !strings.Contains(err.Error(), "cp3") {
 		t.Fatalf("with a member left out: %v", err)
 	}
+	// One node of another cluster in the inventory, and nothing is touched.
+	ca := filepath.Join(f.nodes[1].root, "/etc/kubernetes/pki/ca.crt")
+	own, err := os.ReadFile(ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.nodes[1].put(t, "/etc/kubernetes/pki/ca.crt", "another CA", 0o600)
+	_, err = RestoreEtcd(t.Context(), b.Dir, o)
+	if blocked := (*BlockedError)(nil); !errors.As(err, &blocked) || blocked.Findings[0].ID != OtherCluster || f.nodes[1].running == nil {
+		t.Fatalf("a node of another cluster: %v, want a *BlockedError", err)
+	}
+	f.nodes[1].put(t, "/etc/kubernetes/pki/ca.crt", string(own), 0o600)
 	r, err := RestoreEtcd(t.Context(), b.Dir, o)
 	if err != nil {
 		t.Fatal(err)

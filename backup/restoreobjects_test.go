@@ -97,3 +97,19 @@ func TestRestoreConvertsWhatIsNoLongerServed(t *testing.T) {
 		t.Errorf("without a converter: %+v", o)
 	}
 }
+
+func TestObjectsOfAnotherClusterNeedAWaiver(t *testing.T) {
+	f := newFixture(t)
+	b := f.create(t)
+	other := newFakeAPI(t)
+	other.objects["/api/v1/namespaces"]["/kube-system"]["metadata"].(map[string]any)["uid"] = "99999999-0000-0000-0000-000000000000"
+	o := RestoreOptions{Patterns: []string{"configmaps/kube-system/kubeadm-config"}, REST: other.config(), Overwrite: true}
+	_, err := RestoreObjects(t.Context(), b.Dir, o)
+	if blocked := (*BlockedError)(nil); !errors.As(err, &blocked) || blocked.Findings[0].ID != OtherCluster || !strings.Contains(err.Error(), "nothing was restored") || !strings.Contains(err.Error(), fakeUID) {
+		t.Errorf("err = %v, want a *BlockedError", err)
+	}
+	o.Accept = []string{OtherCluster}
+	if r, err := RestoreObjects(t.Context(), b.Dir, o); err != nil || len(r.Objects) != 1 {
+		t.Errorf("accepted: %+v, %v", r, err)
+	}
+}
