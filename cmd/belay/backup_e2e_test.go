@@ -136,7 +136,7 @@ func (d *drill) fullDisk(t *testing.T) {
 	m, err := backup.ReadManifest(probe)
 	must(t, err)
 	must(t, os.RemoveAll(probe))
-	must(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT, fmt.Sprintf("size=%dk", m.Etcd.Size>>10+40)))
+	must(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT, fmt.Sprintf("size=%dk", m.Etcd.Size>>10+100)))
 	stderr := d.fails(t, exitError, "backup", "create", "--cluster", d.name, "-o", filepath.Join(dir, "full"))
 	if !strings.Contains(stderr, "no space left") || !strings.Contains(stderr, "-o") {
 		t.Errorf("it does not say what is wrong and what to do:\n%s", stderr)
