@@ -43,7 +43,7 @@ type NewMachinesOptions struct {
 	Nodes []NewNode
 	// Prepare puts containerd, kubelet, kubeadm and images of the version onto a
 	// machine; nil when that was done already. owner marks the machine as this
-	// restore's, so that it may be prepared again after an interruption.
+	// cluster's, so that it may be prepared again after an interruption.
 	Prepare func(ctx context.Context, h host.Host, v kubeversion.V, owner string) error
 	// WorkersWait is how long the other nodes' kubelets have to report again; 0
 	// means 90 seconds: they renew their lease every ten, and wait up to thirty
@@ -399,8 +399,8 @@ func (x *newMachines) steps() []restoreStep {
 	)
 }
 
-// owner marks a machine as this restore's.
-func (x *newMachines) owner() string { return x.src.m.Cluster + "/" + x.run }
+// owner marks a machine as this cluster's.
+func (x *newMachines) owner() string { return x.src.m.Cluster + "/" + x.src.m.Lineage }
 
 func (x *newMachines) prepare(ctx context.Context, _ target, h host.Host) error {
 	if x.no.Prepare != nil {

@@ -242,7 +242,7 @@ func TestRestoreOntoNewMachines(t *testing.T) {
 	o.Prepare = func(_ context.Context, _ host.Host, v kubeversion.V, owner string) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if prepared++; v.Bare() != "1.36.3" || !strings.HasPrefix(owner, "demo/rebuild-") {
+		if prepared++; v.Bare() != "1.36.3" || owner != "demo/"+fakeUID {
 			t.Errorf("prepare for %s, %s", v, owner)
 		}
 		return nil
