@@ -1,14 +1,14 @@
 package apicheck
 
 import (
-	"encoding/json"
-	"encoding/xml"
 	"fmt"
 	"io"
-	"net/url"
-	"path/filepath"
+	"maps"
 	"slices"
 	"strings"
+
+	"github.com/belayops/belay/internal/junit"
+	"github.com/belayops/belay/internal/sarif"
 )
 
 // WriteMarkdown writes r for a pull request or a wiki page.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
@@ -16,8 +15,10 @@ import (
 	"github.com/belayops/belay/apicheck"
 	"github.com/belayops/belay/backup"
 	"github.com/belayops/belay/cluster"
+	"github.com/belayops/belay/internal/junit"
 	"github.com/belayops/belay/internal/kubeversion"
 	"github.com/belayops/belay/internal/render"
+	"github.com/belayops/belay/internal/sarif"
 	"github.com/belayops/belay/preflight"
 )
 
@@ -45,7 +46,8 @@ something is not known.`,
   belay check --to 1.37.2 --state state.json -o json
   belay check --to 1.37.2 -f manifests/
   belay check --only etcd-members,etcd-quorum --cluster demo
-  belay check --to 1.37.2 -o junit > check.xml`,
+  belay check --to 1.37.2 -o junit > check.xml
+  belay check --to 1.37.2 -o sarif > check.sarif`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if list {
@@ -91,7 +93,7 @@ something is not known.`,
 	f.StringSliceVar(&o.only, "only", nil, "run only these checks, and those that they need")
 	f.BoolVar(&all, "all", false, "show every result, not only findings")
 	f.BoolVar(&list, "list", false, "list the checks, and run none")
-	render.AddFormatFlag(f, &format, render.Table, render.JSON, render.YAML, render.JUnit)
+	render.AddFormatFlag(f, &format, render.Table, render.JSON, render.YAML, render.SARIF, render.JUnit)
 	_ = cmd.RegisterFlagCompletionFunc("only", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var ids []string
 		for _, c := range preflight.Checks() {
@@ -337,8 +339,12 @@ func printChecks(w io.Writer, format render.Format) error {
 }
 
 func writeCheckReport(w io.Writer, format render.Format, r *preflight.Report, all bool) error {
-	if format == render.JUnit {
+	switch format {
+	case render.JUnit:
 		return checkJUnit(w, r)
+	case render.SARIF:
+		return checkSARIF(w, r)
+	case render.Table, render.JSON, render.YAML, render.Markdown:
 	}
 	return render.Value(w, format, r, func(w io.Writer) error { return checkTable(w, r, all) })
 }
@@ -503,54 +509,61 @@ func (p *printer) f(format string, args ...any) {
 
 // checkJUnit writes one test case a result, as CI systems read them: failures and, for what is not known, errors.
 func checkJUnit(w io.Writer, r *preflight.Report) error {
-	type message struct {
-		Message string `xml:"message,attr"`
-		Text    string `xml:",chardata"`
-	}
-	type testcase struct {
-		Name    string   `xml:"name,attr"`
-		Class   string   `xml:"classname,attr"`
-		Failure *message `xml:"failure,omitempty"`
-		Error   *message `xml:"error,omitempty"`
-		Skipped *message `xml:"skipped,omitempty"`
-		Out     string   `xml:"system-out,omitempty"`
-	}
-	type suite struct {
-		XMLName  xml.Name   `xml:"testsuite"`
-		Name     string     `xml:"name,attr"`
-		Tests    int        `xml:"tests,attr"`
-		Failures int        `xml:"failures,attr"`
-		Errors   int        `xml:"errors,attr"`
-		Skipped  int        `xml:"skipped,attr"`
-		Time     string     `xml:"timestamp,attr"`
-		Cases    []testcase `xml:"testcase"`
-	}
-	s := suite{Name: "belay check", Tests: len(r.Results), Time: r.Observed.UTC().Format("2006-01-02T15:04:05")}
+	s := junit.Suite{Name: "belay check", Timestamp: r.Observed.UTC().Format("2006-01-02T15:04:05")}
 	for _, x := range r.Results {
-		c := testcase{Name: x.ID(), Class: "belay.check." + x.Check}
-		m := &message{Message: x.Message, Text: x.Remedy}
+		c := junit.Case{Name: x.ID(), ClassName: "belay.check." + x.Check}
+		d := &junit.Detail{Message: x.Message, Type: string(x.Status), Text: x.Remedy}
 		switch {
 		case x.Waived:
-			c.Skipped = &message{Message: "accepted: " + x.Message}
-			s.Skipped++
+			c.Skipped = &junit.Detail{Message: "accepted: " + x.Message}
 		case x.Status == preflight.Fail:
-			c.Failure = m
-			s.Failures++
+			c.Failure = d
 		case x.Status == preflight.Unknown, x.Status == preflight.Blocked:
-			c.Error = m
-			s.Errors++
+			c.Error = d
 		case x.Status == preflight.Skipped:
-			c.Skipped = &message{Message: x.Message}
-			s.Skipped++
+			c.Skipped = &junit.Detail{Message: x.Message}
 		case x.Status == preflight.Warn:
-			c.Out = "warning: " + x.Message + "\n" + x.Remedy
+			c.Output = "warning: " + x.Message + "\n" + x.Remedy
 		}
-		s.Cases = append(s.Cases, c)
+		s.Add(c)
 	}
-	b, err := xml.MarshalIndent(s, "", "  ")
-	if err != nil {
-		return err
+	all := junit.Suites{Name: "belay check"}
+	all.Add(s)
+	return all.Write(w)
+}
+
+// checkSARIF writes findings as code scanning reads them. A rule is a check; what was accepted is suppressed; what is not known is an
+// error, and something that the run could not do.
+func checkSARIF(w io.Writer, r *preflight.Report) error {
+	titles := make(map[string]string)
+	for _, c := range preflight.Checks() {
+		titles[c.ID] = c.Title
 	}
-	_, err = fmt.Fprintf(w, "%s%s\n", xml.Header, b)
-	return err
+	run := sarif.NewRun(buildVersion().Version)
+	for _, x := range r.Results {
+		at := []sarif.Location{{Logical: []sarif.Logical{{FullyQualifiedName: x.Subject, Kind: "resource"}}}}
+		level := sarif.Error
+		switch x.Status {
+		case preflight.Fail:
+		case preflight.Warn:
+			level = sarif.Warning
+		case preflight.Unknown, preflight.Blocked:
+			if !x.Waived {
+				run.NotRead(sarif.Notification{Level: sarif.Error, Message: sarif.Message{Text: x.ID() + ": " + x.Message}, Locations: at})
+			}
+		case preflight.Pass, preflight.Skipped:
+		}
+		if x.Status != preflight.Fail && x.Status != preflight.Warn && x.Status != preflight.Unknown {
+			continue
+		}
+		res := sarif.Result{Level: level, Message: sarif.Message{Text: x.Message}, Locations: at}
+		if x.Remedy != "" {
+			res.Message.Text += ". Remedy: " + x.Remedy
+		}
+		if x.Waived {
+			res.Suppressions = []sarif.Suppression{{Kind: "external", Justification: "accepted: --accept " + x.ID()}}
+		}
+		run.Add(sarif.Rule{ID: x.Check, ShortDescription: sarif.Message{Text: titles[x.Check]}, DefaultConfig: sarif.Config{Level: sarif.Error}}, res)
+	}
+	return run.Write(w)
 }

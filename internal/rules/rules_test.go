@@ -22,6 +22,7 @@ const module = "github.com/belayops/belay"
 // sideways lists.
 var levels = map[string]int{
 	"internal/kubeversion": 0, "internal/event": 0, "internal/condition": 0, "internal/atomicfile": 0,
+	"internal/sarif": 0, "internal/junit": 0,
 	"internal/host": 1, "internal/journal": 1, "internal/kubeadm": 1, "internal/bundle": 1, "cluster": 1,
 	"internal/controlplane": 1, "internal/inventory": 1,
 	"apicheck": 2, "backup": 2, "inspect": 2, "testenv": 2, "internal/payload": 2,
