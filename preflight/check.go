@@ -93,9 +93,10 @@ type Backup struct {
 	// Lineage is the cluster it is of.
 	Lineage string
 	Taken   time.Time
-	// Level is how far it was verified, as the backup's manifest says; Enough whether that suffices.
-	Level  string
-	Enough bool
+	// Level is how far it was verified, as the backup's manifest says; Want the level that is asked for; Enough whether the one
+	// suffices for the other.
+	Level, Want string
+	Enough      bool
 	// Problem is why it does not hold, if it does not.
 	Problem string
 }

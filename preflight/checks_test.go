@@ -464,7 +464,7 @@ func TestEachCheck(t *testing.T) {
 		{"backup-verified", "none named", nil, []string{"skipped backup: belay backup create"}},
 		{"backup-verified", "fine", []change{backupOf(func(*Backup) {})}, nil},
 		{"backup-verified", "another cluster", []change{backupOf(func(b *Backup) { b.Lineage = "x" })}, []string{"fail backup: another cluster"}},
-		{"backup-verified", "copied only", []change{backupOf(func(b *Backup) { b.Level, b.Enough = "copied", false })}, []string{"fail backup: belay backup verify"}},
+		{"backup-verified", "copied only", []change{backupOf(func(b *Backup) { b.Level, b.Enough = "copied", false })}, []string{"fail backup: belay backup verify backups/1 --level restored"}},
 		{"backup-verified", "broken", []change{backupOf(func(b *Backup) { b.Problem = "etcd.db: wrong sum" })}, []string{"fail backup: wrong sum"}},
 		{"backup-verified", "old", []change{backupOf(func(b *Backup) { b.Taken = ct.Observed.Add(-50 * time.Hour) })}, []string{"warn backup: 2 days old"}},
 		{"backup-verified", "no identity", []change{backupOf(func(*Backup) {}), state(func(s *cluster.State) { s.Lineage = "" })}, []string{"unknown backup: identity is not known"}},

@@ -297,7 +297,7 @@ func backupVerified(_ context.Context, in *Input) []Result {
 	case b.Lineage != in.State.Lineage:
 		return []Result{finding(Fail, "backup", remedy, "backup %s is of another cluster (%s, not %s)", b.Path, b.Lineage, in.State.Lineage)}
 	case !b.Enough:
-		return []Result{finding(Fail, "backup", "belay backup verify "+b.Path, "backup %s is %s, and no more was proved of it", b.Path, b.Level)}
+		return []Result{finding(Fail, "backup", "belay backup verify "+b.Path+" --level "+cmp.Or(b.Want, "restored"), "backup %s is %s, and no more was proved of it", b.Path, b.Level)}
 	}
 	age := in.Now.Sub(b.Taken)
 	if age > 24*time.Hour {

@@ -219,7 +219,7 @@ func (d *deps) checkBackup(dir, lineage string, level backup.Level) (*preflight.
 		if named && e.Dir != dir || !named && (e.Manifest == nil || e.Manifest.Lineage != lineage || e.Problem != "") {
 			continue
 		}
-		b := &preflight.Backup{Path: e.Dir, Problem: e.Problem, Level: e.Level.String(), Enough: e.Level >= level}
+		b := &preflight.Backup{Path: e.Dir, Problem: e.Problem, Level: e.Level.String(), Want: level.String(), Enough: e.Level >= level}
 		if e.Manifest != nil {
 			b.Lineage, b.Taken = e.Manifest.Lineage, e.Manifest.Started
 		}
