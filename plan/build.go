@@ -30,12 +30,15 @@ func Build(state cluster.State, goal Goal, policy Policy) (*Plan, []Finding) {
 		b.waived[w] = false
 	}
 	ok := b.checkState()
-	for _, f := range policy.Preflight {
-		b.find(f)
-	}
 	var hops []Hop
 	if ok {
 		hops, ok = b.hops()
+	}
+	// A plan that changes nothing has nothing to be kept from.
+	if !ok || len(hops) > 0 {
+		for _, f := range policy.Preflight {
+			b.find(f)
+		}
 	}
 	if ok {
 		b.steps(hops)

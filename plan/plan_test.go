@@ -234,6 +234,9 @@ func TestGates(t *testing.T) {
 	if gate.Kind != plan.PreflightGate || !slices.Equal(gate.Params.Accept, []string{"swap@w1"}) || gate.Params.Version != v("1.37.2") || !slices.Equal(p.Waivers, gate.Params.Accept) {
 		t.Errorf("first step %+v, waivers %v", gate, p.Waivers)
 	}
+	if p, fs := plan.Build(*clustertest.New("1.37.2", 1, 1), plan.Goal{To: v("1.37.2"), Bundles: all}, plan.Policy{Preflight: found, PreflightGate: true}); p == nil || len(p.Steps) != 1 {
+		t.Errorf("a plan that only verifies was kept back: %+v", fs)
+	}
 	// The backup must be there until the first change, and at the level that design and default ask for.
 	if b := p.Step("backup-gate"); b.Until != "etcd-patch@3.6.14/cp1" || b.Params.BackupLevel != "restored" {
 		t.Errorf("backup gate %+v", b)

@@ -172,6 +172,40 @@ func TestPlanAndCheckNameTheSameSubjects(t *testing.T) {
 	}
 }
 
+// A plan is also how a control plane that was left half-way goes on: no check may keep the plan from mending what it mends.
+func TestAControlPlaneLeftHalfWayMayGoOn(t *testing.T) {
+	up := func(node string) change {
+		return state(ct.Component(node, "kube-apiserver", "1.37.2"), ct.Component(node, "kube-controller-manager", "1.37.2"), ct.Component(node, "kube-scheduler", "1.37.2"),
+			ct.Member(node, func(m *cluster.EtcdMember) { m.Version = kubeversion.MustParse("3.7.0") }), ct.Component(node, "etcd", "3.7.0"))
+	}
+	config := state(func(s *cluster.State) { s.Kubeadm.KubernetesVersion = kubeversion.MustParse("1.37.2") })
+	for name, changes := range map[string][]change{
+		"first node, ConfigMap old": {up("cp1")},
+		"first node":                {up("cp1"), config},
+		"two nodes":                 {up("cp1"), up("cp2"), config},
+		"all, kubelets old":         {up("cp1"), up("cp2"), up("cp3"), config},
+		"one kubelet new":           {up("cp1"), up("cp2"), up("cp3"), config, state(ct.Component("w1", "kubelet", "1.37.2"), ct.Node("w2", func(n *cluster.Node) { n.Unschedulable = true }))},
+	} {
+		in := Input{State: ct.New("1.36.3", 3, 2, ct.Etcd("3.6.14")), Now: ct.Observed}
+		to("1.37.2")(&in)
+		bundles("1.37.2")(&in)
+		for _, c := range changes {
+			c(&in)
+		}
+		rep, err := Run(t.Context(), in, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if standing := rep.Standing(); len(standing) > 0 {
+			t.Errorf("%s: %+v", name, standing)
+		}
+		info := plan.BundleInfo{Version: kubeversion.MustParse("1.37.2"), Etcd: kubeversion.MustParse("3.7.0")}
+		if p, fs := plan.Build(*in.State, plan.Goal{To: in.Goal.Target, Bundles: []plan.BundleInfo{info}}, plan.Policy{}); p == nil {
+			t.Errorf("%s: no plan: %+v", name, fs)
+		}
+	}
+}
+
 // constants gives the string constants of a file by name.
 func constants(t *testing.T, file string) map[string]string {
 	t.Helper()
