@@ -115,7 +115,7 @@ func (c *collector) fieldFound(og origin, o object, f *lifecycle.Field, v verdic
 	if og.note != "" {
 		message += "; " + og.note
 	}
-	c.findings = append(c.findings, Finding{Verdict: v, Severity: s, Confidence: og.confidence, APIVersion: o.gvk.APIVersion(), Kind: o.gvk.Kind, Namespace: o.namespace, Name: o.name,
+	c.findings = append(c.findings, Finding{Verdict: v, Severity: s, Confidence: og.confidence, APIVersion: o.gvk.APIVersion(), Kind: o.gvk.Kind, Field: f.Name(), Namespace: o.namespace, Name: o.name,
 		Hop: hop, DeprecatedIn: f.Deprecated, RemovedIn: f.Dead, Source: src, Message: message, Remedy: f.Remedy})
 }
 

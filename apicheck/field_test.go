@@ -114,3 +114,28 @@ func TestDeadAnnotationsOfLiveObjects(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
+
+func TestFieldsAreNamedAndSuppressed(t *testing.T) {
+	const text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {volumes: [{name: a, gitRepo: {}}], nodeSelector: {beta.kubernetes.io/arch: amd64}}\n"
+	scan := func(s ...Suppression) Report {
+		t.Helper()
+		r, err := Scan(t.Context(), Options{From: minor(35), To: minor(36), Files: []string{"-"}, Stdin: strings.NewReader(text), Suppressions: s})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	r := scan()
+	if len(r.Findings) != 2 || r.Findings[0].API() != "v1 Pod spec.volumes[].gitRepo" || r.Findings[1].Field != "spec.nodeSelector[beta.kubernetes.io/arch]" {
+		t.Fatalf("%+v", r.Findings)
+	}
+	for _, pattern := range []string{"spec.volumes[].gitRepo", "*gitRepo"} {
+		s := Suppression{Field: pattern, Reason: "gone next week"}
+		if err := s.Validate(); err != nil {
+			t.Error(err)
+		}
+		if r := scan(s); len(r.Findings) != 1 || len(r.Suppressed) != 1 || r.Verdict != Clean {
+			t.Errorf("%s: %v, suppressed %v, %s", pattern, lines(r), r.Suppressed, r.Verdict)
+		}
+	}
+}

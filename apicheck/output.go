@@ -18,7 +18,7 @@ func (r Report) WriteMarkdown(w io.Writer) error {
 	if len(r.Findings) > 0 {
 		b.WriteString("\n## Findings\n\n| severity | verdict | API | object | where | replacement | remedy |\n|---|---|---|---|---|---|---|\n")
 		for _, f := range r.Findings {
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", f.Severity, cell(f.verdicts()), cell(f.APIVersion+" "+f.Kind), cell(f.object()), cell(f.Source.String()), cell(f.replacement()), cell(f.Remedy))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", f.Severity, cell(f.verdicts()), cell(f.API()), cell(f.object()), cell(f.Source.String()), cell(f.replacement()), cell(f.Remedy))
 		}
 	}
 	if len(r.Coverage.Unreadable) > 0 {
@@ -30,7 +30,7 @@ func (r Report) WriteMarkdown(w io.Writer) error {
 	if len(r.Suppressed) > 0 {
 		b.WriteString("\n## Suppressed\n\n| API | object | where | reason | until |\n|---|---|---|---|---|\n")
 		for _, s := range r.Suppressed {
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", cell(s.Finding.APIVersion+" "+s.Finding.Kind), cell(s.Finding.object()), cell(s.Finding.Source.String()), cell(s.Reason), cell(s.Until))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", cell(s.Finding.API()), cell(s.Finding.object()), cell(s.Finding.Source.String()), cell(s.Reason), cell(s.Until))
 		}
 	}
 	b.WriteString("\n## Read\n\n")
@@ -141,7 +141,7 @@ func (r Report) Table() (header []string, rows [][]string) {
 		if f.Hop.Minor > 0 {
 			hop = f.Hop.String()
 		}
-		rows = append(rows, []string{string(f.Severity), f.verdicts(), hop, f.APIVersion + " " + f.Kind, f.object(), f.replacement(), f.Source.String()})
+		rows = append(rows, []string{string(f.Severity), f.verdicts(), hop, f.API(), f.object(), f.replacement(), f.Source.String()})
 	}
 	return header, rows
 }
@@ -239,7 +239,7 @@ func (r Report) WriteJUnit(w io.Writer) error {
 		return suites[name]
 	}
 	for _, f := range r.Findings {
-		c := junit.Case{Name: strings.TrimSpace(f.APIVersion + " " + f.Kind + " " + f.object()), ClassName: f.Source.String(), File: f.Source.File, Line: f.Source.Line}
+		c := junit.Case{Name: strings.TrimSpace(f.API() + " " + f.object()), ClassName: f.Source.String(), File: f.Source.File, Line: f.Source.Line}
 		if f.Severity == Info {
 			c.Output = f.Message + "\n" + f.Remedy
 		} else {

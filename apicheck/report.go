@@ -104,8 +104,10 @@ type Finding struct {
 	Confidence Confidence          `json:"confidence"`
 	APIVersion string              `json:"apiVersion"`
 	Kind       string              `json:"kind"`
-	Namespace  string              `json:"namespace,omitempty"`
-	Name       string              `json:"name,omitempty"`
+	// Field is set when not the kind ends but a field of it: spec.volumes[].gitRepo.
+	Field     string `json:"field,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
 	// Hop is the minor at which it breaks.
 	Hop          kubeversion.Minor `json:"hop,omitzero"`
 	DeprecatedIn kubeversion.Minor `json:"deprecatedIn,omitzero"`
@@ -115,6 +117,15 @@ type Finding struct {
 	Source       Source            `json:"source"`
 	Message      string            `json:"message"`
 	Remedy       string            `json:"remedy"`
+}
+
+// API names what the finding is about: "batch/v1beta1 CronJob", or "v1 Pod spec.volumes[].gitRepo".
+func (f Finding) API() string {
+	s := f.APIVersion + " " + f.Kind
+	if f.Field != "" {
+		s += " " + f.Field
+	}
+	return s
 }
 
 // Replacement is what takes the place of a kind.

@@ -15,6 +15,7 @@ import (
 type Suppression struct {
 	APIVersion string `yaml:"apiVersion" json:"apiVersion,omitempty"`
 	Kind       string `yaml:"kind" json:"kind,omitempty"`
+	Field      string `yaml:"field" json:"field,omitempty"`
 	Namespace  string `yaml:"namespace" json:"namespace,omitempty"`
 	Name       string `yaml:"name" json:"name,omitempty"`
 	File       string `yaml:"file" json:"file,omitempty"`
@@ -61,7 +62,8 @@ func (s Suppression) Validate() error {
 	matches := false
 	for _, p := range s.patterns(Finding{}) {
 		matches = matches || p[0] != ""
-		if _, err := path.Match(p[0], ""); err != nil {
+		// Names of fields hold brackets: they are taken as they are.
+		if _, err := path.Match(p[0], ""); err != nil && p[0] != s.Field {
 			return fmt.Errorf("pattern %q: %w", p[0], err)
 		}
 	}
@@ -78,14 +80,14 @@ func (s Suppression) Validate() error {
 
 func (s Suppression) patterns(f Finding) [][2]string {
 	return [][2]string{
-		{s.APIVersion, f.APIVersion}, {s.Kind, f.Kind}, {s.Namespace, f.Namespace}, {s.Name, f.Name}, {s.File, f.Source.File},
+		{s.APIVersion, f.APIVersion}, {s.Kind, f.Kind}, {s.Field, f.Field}, {s.Namespace, f.Namespace}, {s.Name, f.Name}, {s.File, f.Source.File},
 		{s.Release, f.Source.Release}, {s.Source, string(f.Source.Type)}, {s.Verdict, string(f.Verdict)},
 	}
 }
 
 func (s Suppression) matches(f Finding) bool {
 	for _, p := range s.patterns(f) {
-		if p[0] == "" {
+		if p[0] == "" || p[0] == p[1] {
 			continue
 		}
 		if ok, err := path.Match(p[0], p[1]); err != nil || !ok {

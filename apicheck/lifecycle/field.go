@@ -48,6 +48,28 @@ func (db *DB) FieldsOf(group, kind string) []*Field { return db.fieldsOf[groupKi
 // OfPod says whether the path begins at a pod, not at the object.
 func (f *Field) OfPod() bool { return len(f.In) == 1 && f.In[0] == "pod" }
 
+// Name is the path in one word, from the object or the pod in it: spec.volumes[].gitRepo.
+func (f *Field) Name() string {
+	var b strings.Builder
+	for i, key := range f.Path {
+		switch {
+		case key == "[]":
+			b.WriteString(key)
+		case strings.ContainsAny(key, "./"):
+			b.WriteString("[" + key + "]")
+		default:
+			if i > 0 {
+				b.WriteByte('.')
+			}
+			b.WriteString(key)
+		}
+	}
+	if f.Value != "" {
+		b.WriteString("=" + f.Value)
+	}
+	return b.String()
+}
+
 // Judge says what the hops of from..to do to the field: OK when nothing is to be said. Hop is the minor of the change, zero when
 // it lies behind already.
 func (f *Field) Judge(from, to Minor) (v Verdict, hop Minor) {

@@ -115,7 +115,7 @@ func (f *apiScanFlags) add(cmd *cobra.Command) {
 	fl.BoolVar(&f.cluster, "live", false, "scan the cluster as well when files are given")
 	fl.StringSliceVarP(&f.namespaces, "namespace", "n", nil, "scan only these namespaces of the cluster")
 	fl.StringSliceVar(&f.only, "only", nil, "keep only findings of these verdicts: removed, deprecated, ...")
-	fl.StringArrayVar(&f.ignore, "ignore", nil, "take findings out: key=pattern,... with keys apiVersion, kind, namespace, name, file, release, source, verdict; reason is required, until=DATE ends it")
+	fl.StringArrayVar(&f.ignore, "ignore", nil, "take findings out: key=pattern,... with keys apiVersion, kind, field, namespace, name, file, release, source, verdict; reason is required, until=DATE ends it")
 	fl.StringVar(&f.suppressions, "suppressions", "", "file with suppressions (a YAML list \"ignore\")")
 	fl.StringArrayVar(&f.chart.ValueFiles, "values", nil, "values file for charts among the files (repeatable)")
 	fl.StringArrayVar(&f.chart.Set, "set", nil, "value for charts among the files, as helm --set (repeatable)")
@@ -185,7 +185,7 @@ func (f *apiScanFlags) options(d *deps) (apicheck.Options, error) {
 // parseIgnore reads key=pattern pairs. A reason may hold commas: what follows one without a key belongs to it.
 func parseIgnore(text string) (apicheck.Suppression, error) {
 	var s apicheck.Suppression
-	fields := map[string]*string{"apiVersion": &s.APIVersion, "kind": &s.Kind, "namespace": &s.Namespace, "name": &s.Name, "file": &s.File,
+	fields := map[string]*string{"apiVersion": &s.APIVersion, "kind": &s.Kind, "field": &s.Field, "namespace": &s.Namespace, "name": &s.Name, "file": &s.File,
 		"release": &s.Release, "source": &s.Source, "verdict": &s.Verdict, "reason": &s.Reason, "until": &s.Until}
 	var last string
 	for _, pair := range strings.Split(text, ",") {
@@ -223,7 +223,7 @@ func scanTable(w io.Writer, r apicheck.Report) error {
 		fmt.Fprintln(w, "\nWhat to do:")
 		var seen []string
 		for _, f := range r.Findings {
-			line := f.APIVersion + " " + f.Kind + ": " + f.Remedy
+			line := f.API() + ": " + f.Remedy
 			if f.Remedy != "" && !slices.Contains(seen, line) {
 				seen = append(seen, line)
 				fmt.Fprintln(w, "  "+line)
@@ -246,7 +246,7 @@ func scanTable(w io.Writer, r apicheck.Report) error {
 		if s.Until != "" {
 			until = " until " + s.Until
 		}
-		fmt.Fprintf(w, "suppressed%s: %s %s %s: %s\n", until, s.Finding.APIVersion, s.Finding.Kind, s.Finding.Source, s.Reason)
+		fmt.Fprintf(w, "suppressed%s: %s %s: %s\n", until, s.Finding.API(), s.Finding.Source, s.Reason)
 	}
 	_, err := fmt.Fprintln(w, r.Summary())
 	return err
