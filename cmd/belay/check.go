@@ -267,6 +267,9 @@ func (d *deps) checkAPIUse(ctx context.Context, in preflight.Input, files []stri
 			continue
 		}
 		key := f.APIVersion + "/" + f.Kind
+		if f.Field != "" {
+			key += "/" + f.Field // the kind lives on
+		}
 		count[key]++
 		i, seen := at[key]
 		if !seen {
