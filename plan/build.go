@@ -458,12 +458,21 @@ func (b *builder) steps(hops []Hop) {
 	last := max(0, len(hops)-1)
 	b.add(Step{ID: "verify", Kind: Verify, Hop: last, Until: Once, Reversible: true,
 		Params: Params{Version: b.goal.To, CanaryImage: b.canaryImage(b.goal.To)}})
-	// A run that stopped before the first change asks for its backup again, as days may have gone by.
-	if i := slices.IndexFunc(b.out, func(s Step) bool { return s.Kind == BackupGate }); i >= 0 {
-		if c := slices.IndexFunc(b.out, changes); c > i {
-			b.out[i].Until = b.out[c].ID
-		}
+	b.askAgain()
+}
+
+// askAgain puts a second backup gate right before the first step that changes what runs, where others come between: staging takes
+// minutes, and a run that stopped there may be resumed days later.
+func (b *builder) askAgain() {
+	gate := slices.IndexFunc(b.out, func(s Step) bool { return s.Kind == BackupGate })
+	first := slices.IndexFunc(b.out, changes)
+	if gate < 0 || first <= gate+1 {
+		return
 	}
+	again := b.out[gate]
+	again.ID += "-again"
+	b.out[gate].Until = b.out[first-1].ID
+	b.out = slices.Insert(b.out, first, again)
 }
 
 // changes says whether a step changes what runs: staged files and gates do not.

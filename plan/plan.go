@@ -70,7 +70,7 @@ type Kind string
 const (
 	// PreflightGate runs preflight's checks once more, with the waivers of the plan, right before the first change. It changes nothing.
 	PreflightGate Kind = "preflight-gate"
-	// BackupGate asks for a verified backup of this cluster. It changes nothing.
+	// BackupGate asks for a verified backup of this cluster: at the beginning, and once more right before the first change. It changes nothing.
 	BackupGate Kind = "backup-gate"
 	// Stage copies a bundle's binaries and images to nodes. Nothing runs from there yet.
 	Stage Kind = "stage"
@@ -114,8 +114,8 @@ type Step struct {
 	Reversible bool `json:"reversible"`
 	// PointOfNoReturn says what cannot be taken back once the step begins; empty otherwise.
 	PointOfNoReturn string `json:"pointOfNoReturn,omitempty"`
-	// Until is the step at whose end the effect of this one is no longer needed; for a gate, at whose beginning. A resumed run
-	// looks again at done steps whose effect must still hold. Empty: for ever; Once: never.
+	// Until is the step at whose end the effect of this one is no longer needed. A resumed run looks again at done
+	// steps whose effect must still hold. Empty: for ever; Once: never.
 	Until string `json:"until,omitempty"`
 }
 

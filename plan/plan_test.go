@@ -60,7 +60,7 @@ func mustBuild(t *testing.T, s *cluster.State, to string, p plan.Policy) (*plan.
 func TestOrderOfOneHop(t *testing.T) {
 	p, _ := mustBuild(t, clustertest.New("1.36.3", 1, 1), "1.37.2", plan.Policy{})
 	want := []string{
-		"backup-gate", "stage@1.37.2", "etcd-patch@3.6.14/cp1", "control-plane@1.37.2/cp1", "control-plane-gate@1.37.2",
+		"backup-gate", "stage@1.37.2", "backup-gate-again", "etcd-patch@3.6.14/cp1", "control-plane@1.37.2/cp1", "control-plane-gate@1.37.2",
 		"cordon@1.37.2/cp1", "drain@1.37.2/cp1", "kubelet@1.37.2/cp1", "canary@1.37.2/cp1", "uncordon@1.37.2/cp1", "node-gate@1.37.2/cp1",
 		"cordon@1.37.2/w1", "drain@1.37.2/w1", "kubelet-config@1.37.2/w1", "kubelet@1.37.2/w1", "canary@1.37.2/w1", "uncordon@1.37.2/w1", "node-gate@1.37.2/w1",
 		"verify",
@@ -237,14 +237,31 @@ func TestGates(t *testing.T) {
 	if p, fs := plan.Build(*clustertest.New("1.37.2", 1, 1), plan.Goal{To: v("1.37.2"), Bundles: all}, plan.Policy{Preflight: found, PreflightGate: true}); p == nil || len(p.Steps) != 1 {
 		t.Errorf("a plan that only verifies was kept back: %+v", fs)
 	}
-	// The backup must be there until the first change, and at the level that design and default ask for.
-	if b := p.Step("backup-gate"); b.Until != "etcd-patch@3.6.14/cp1" || b.Params.BackupLevel != "restored" {
-		t.Errorf("backup gate %+v", b)
-	}
-	// Without a control plane to change, the first node's cordon is the first change.
-	lag, _ := mustBuild(t, clustertest.New("1.37.2", 1, 1, clustertest.Component("w1", "kubelet", "1.36.3")), "1.37.2", plan.Policy{})
-	if b := lag.Step("backup-gate"); b.Until != "cordon@1.37.2/w1" || lag.Steps[0].Kind != plan.BackupGate {
-		t.Errorf("backup gate %+v, first step %s", b, lag.Steps[0].ID)
+	// The backup must be there right up to the first change, and at the level that design and default ask for: whatever step a
+	// run stopped at before that, the resumed run asks again, as a done gate whose end has not come or one that is not done yet.
+	for name, s := range map[string]*cluster.State{
+		"control plane first":        s,
+		"kubelets only":              clustertest.New("1.37.2", 1, 1, clustertest.Component("w1", "kubelet", "1.36.3")),
+		"kubelets before a long way": clustertest.New("1.36.3", 1, 1, clustertest.Component("w1", "kubelet", "1.33.13"), clustertest.Component("w1", "kube-proxy", "1.33.13")),
+	} {
+		p, _ := mustBuild(t, s, "1.37.2", plan.Policy{PreflightGate: true})
+		for i, st := range p.Steps {
+			if st.Kind == plan.PreflightGate || st.Kind == plan.BackupGate || st.Kind == plan.Stage {
+				continue
+			}
+			// Everything before i is done, nothing of i is begun.
+			before := p.Steps[:i]
+			last := before[len(before)-1]
+			if last.Kind != plan.BackupGate || last.Params.BackupLevel != "restored" {
+				t.Errorf("%s: the first change, %s, comes after %s", name, st.ID, last.ID)
+			}
+			for j, g := range before[:len(before)-1] {
+				if g.Kind == plan.BackupGate && g.Until != before[len(before)-2].ID {
+					t.Errorf("%s: gate %d holds until %s", name, j, g.Until)
+				}
+			}
+			break
+		}
 	}
 }
 

@@ -15,6 +15,9 @@ func (s Step) Describe() string {
 		}
 		return fmt.Sprintf("run the checks for %s once more", p.Version)
 	case BackupGate:
+		if strings.HasSuffix(s.ID, "-again") {
+			return "ask for that backup once more, before the first change"
+		}
 		return fmt.Sprintf("ask for a backup of level %q, at most %s old", p.BackupLevel, hours(p.BackupMaxAgeSeconds))
 	case Stage:
 		return fmt.Sprintf("stage %s on %s", p.Version, strings.Join(p.Nodes, ", "))
