@@ -566,7 +566,7 @@ func (h *harmlessNames) object(j *judge, s *shape, text []byte) bool {
 		if bytes.Contains(text, []byte("deprecated:")) || bytes.Contains(text, []byte("storedVersions")) || bytes.Contains(text, []byte("deprecated\"")) || bytes.Contains(text, []byte("deprecated'")) {
 			return false
 		}
-	case "admissionregistration.k8s.io", "kustomize.config.k8s.io":
+	case "admissionregistration.k8s.io", "kustomize.config.k8s.io", "kyverno.io", "constraints.gatekeeper.sh":
 		return false
 	}
 	if mentions > 1 {

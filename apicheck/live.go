@@ -72,6 +72,10 @@ func connect(ctx context.Context, o Options) (*liveCluster, error) {
 			return condition.Final(err)
 		}
 		l.version = v.MinorVersion()
+		// What an apiserver serves is what the version it emulates serves.
+		if emulated, err := kubeversion.ParseMinor(info.EmulationMajor + "." + info.EmulationMinor); err == nil {
+			l.version = emulated
+		}
 		return nil
 	})
 	if err != nil {
@@ -427,6 +431,10 @@ func (c *collector) managed(r resource, m *metav1.PartialObjectMetadata, src Sou
 	for _, k := range order {
 		e := newest[k]
 		g := lifecycle.ParseGVK(e.APIVersion, r.kind)
+		if g.Group == r.Group && !c.db.Builtin(r.Group) && !slices.Contains(r.versions, g.Version) {
+			c.unservedManager(m, src, g, e)
+			continue
+		}
 		j := c.verdictOf(g, false)
 		if harmless(j) {
 			continue
@@ -440,6 +448,15 @@ func (c *collector) managed(r resource, m *metav1.PartialObjectMetadata, src Sou
 		c.found(use{gvk: g, namespace: m.Namespace, name: m.Name, source: s, confidence: Medium, cap: Warning, note: note}, j)
 	}
 	return applied
+}
+
+// unservedManager reports a manager whose entry names a version that the custom resource's definition no longer serves: applying
+// the object on the server's side then fails (kubernetes/kubernetes#111937).
+func (c *collector) unservedManager(m *metav1.PartialObjectMetadata, src Source, g lifecycle.GVK, e *metav1.ManagedFieldsEntry) {
+	src.Type, src.Manager, src.Time = SourceManagedFields, e.Manager, when(e)
+	c.findings = append(c.findings, Finding{Verdict: lifecycle.Removed, Severity: Warning, Confidence: High, APIVersion: g.APIVersion(), Kind: g.Kind, Namespace: m.Namespace, Name: m.Name, Source: src,
+		Message: fmt.Sprintf("%s: last written in it by %s, and no longer served by its definition: server-side apply of the object fails", g, e.Manager),
+		Remedy:  "let the manager apply it in a version that is served, or take its entry out of metadata.managedFields"})
 }
 
 func later(a, b *metav1.ManagedFieldsEntry) bool {

@@ -23,6 +23,8 @@ import (
 type fakeAPI struct {
 	t       *testing.T
 	version string
+	// emulated is the minor that it emulates; empty for none.
+	emulated string
 	// resources by group/version, as discovery has them: "batch/v1" -> "cronjobs CronJob".
 	resources map[string][]string
 	// objects by "group/resource" ("configmaps" for core), each the JSON of a whole object.
@@ -52,7 +54,11 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	switch {
 	case r.URL.Path == "/version":
-		answer(m{"gitVersion": f.version})
+		v := m{"gitVersion": f.version}
+		if f.emulated != "" {
+			v["emulationMajor"], v["emulationMinor"], _ = strings.Cut(f.emulated, ".")
+		}
+		answer(v)
 	case r.URL.Path == "/metrics":
 		fmt.Fprint(w, "# HELP x\napiserver_requested_deprecated_apis{group=\"policy\",removed_release=\"1.25\",resource=\"poddisruptionbudgets\",subresource=\"\",version=\"v1beta1\"} 1\n")
 	case r.URL.Path == "/api":
@@ -245,6 +251,21 @@ func TestManagedFields(t *testing.T) {
 	}
 }
 
+func TestManagersOfCustomResources(t *testing.T) {
+	f := &fakeAPI{t: t, version: "v1.36.0", intercept: noMetric, resources: map[string][]string{"example.com/v1": {"foos Foo"}}, objects: map[string][]string{"example.com/foos": {
+		`{"metadata":{"name":"a","namespace":"n","managedFields":[{"manager":"argocd-controller","operation":"Apply","apiVersion":"example.com/v1alpha1","time":"2023-05-06T07:08:09Z"}]}}`,
+		`{"metadata":{"name":"b","namespace":"n","managedFields":[{"manager":"argocd-controller","operation":"Apply","apiVersion":"example.com/v1"}]}}`,
+	}}}
+	expect(t, f.scan(0, 37), Findings, `warning removed managed-fields example.com/v1alpha1 Foo a by "argocd-controller"`)
+}
+
+func TestEmulatedVersion(t *testing.T) {
+	f := &fakeAPI{t: t, version: "v1.37.2", emulated: "1.36", intercept: noMetric}
+	if r := f.scan(0, 37); r.From != minor(36) {
+		t.Errorf("from %s, want the emulated 1.36", r.From)
+	}
+}
+
 func TestStoredObjectsThatTheTargetCannotDecode(t *testing.T) {
 	f := &fakeAPI{t: t, version: "v1.36.3", intercept: noMetric,
 		resources: map[string][]string{"scheduling.k8s.io/v1": {"priorityclasses PriorityClass"}, "scheduling.k8s.io/v1alpha2": {"workloads Workload"}, "networking.k8s.io/v1": {"servicecidrs ServiceCIDR"}, "networking.k8s.io/v1beta1": {"servicecidrs ServiceCIDR"}, "v1": {"endpoints Endpoints"}},
@@ -367,6 +388,15 @@ func TestClusterThatRefusesAndFails(t *testing.T) {
 			fmt.Fprint(w, `{"kind":"PartialObjectMetadataList",`)
 			panic(http.ErrAbortHandler)
 		}, 5, Findings, ""},
+		{"a page that breaks off for ever", func(w http.ResponseWriter, offset string, _ int) bool {
+			if offset != "2" {
+				return false
+			}
+			w.Header().Set("Content-Length", "1000")
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, `{"kind":"PartialObjectMetadataList",`)
+			panic(http.ErrAbortHandler)
+		}, 2, Unknown, "cronjobs.batch: "}, // what came before it counts
 		{"history is gone, go on", func(w http.ResponseWriter, offset string, n int) bool {
 			if offset != "2" || n > 2 {
 				return false

@@ -57,6 +57,19 @@ func (c *collector) references(og origin, o object) {
 		}
 	case "kustomize.config.k8s.io":
 		c.kustomize(og, o)
+	case "kyverno.io":
+		if o.gvk.Kind == "Policy" || o.gvk.Kind == "ClusterPolicy" {
+			c.kyverno(og, o)
+		}
+	case "constraints.gatekeeper.sh":
+		for i, m := range list(field(field(o.node, "spec"), "match"), "kinds") {
+			m = resolve(m)
+			for _, group := range scalars(m, "apiGroups") {
+				for _, kind := range scalars(m, "kinds") {
+					c.goneMatch(og, o, m, fmt.Sprintf("spec.match.kinds[%d]", i), group, kind, scalars(m, "apiGroups"))
+				}
+			}
+		}
 	}
 	for i, r := range list(field(o.node, "metadata"), "ownerReferences") {
 		// Garbage collection maps group, kind and version.
@@ -253,6 +266,57 @@ func (c *collector) crdFinding(og origin, o object, n *yaml.Node, path string, g
 	}
 	c.findings = append(c.findings, Finding{Verdict: lifecycle.Deprecated, Severity: s, Confidence: og.confidence, APIVersion: g.APIVersion(), Kind: g.Kind,
 		Name: o.name, Source: src, Message: message, Remedy: remedy})
+}
+
+// goneMatch judges a match by group and kind: when nothing of the kind is left in the group, the policy no longer holds for it,
+// unless it names the group where the kind went.
+func (c *collector) goneMatch(og origin, o object, n *yaml.Node, path, group, kind string, groups []string) {
+	if !c.groupKindGone(group, kind) {
+		return
+	}
+	last := lastOf(c.db.Versions(group, kind))
+	j := c.verdictOf(last.GVK(), false)
+	most := Warning
+	if !j.Replacement.IsZero() && slices.Contains(groups, j.Replacement.Group) || slices.Contains(groups, "*") {
+		most = Info
+	}
+	c.refer(og, o, n, path, last.GVK(), j, most, "the policy no longer matches anything there")
+}
+
+// kyverno judges the kinds that the rules of a policy match, written Kind, version/Kind or group/version/Kind, a subresource
+// behind a dot or slash.
+func (c *collector) kyverno(og origin, o object) {
+	for i, rule := range list(field(o.node, "spec"), "rules") {
+		match := field(rule, "match")
+		type place struct {
+			resources *yaml.Node
+			path      string
+		}
+		places := []place{{field(match, "resources"), fmt.Sprintf("spec.rules[%d].match.resources.kinds", i)}}
+		for _, key := range []string{"any", "all"} {
+			for k, e := range list(match, key) {
+				places = append(places, place{field(e, "resources"), fmt.Sprintf("spec.rules[%d].match.%s[%d].resources.kinds", i, key, k)})
+			}
+		}
+		for _, at := range places {
+			for _, n := range list(at.resources, "kinds") {
+				n = resolve(n)
+				if n == nil || n.Kind != yaml.ScalarNode {
+					continue
+				}
+				parts := strings.Split(n.Value, "/")
+				if len(parts) < 3 || strings.ContainsAny(parts[0]+parts[1]+parts[2], "*?") {
+					continue // without a group, or with any: it matches where the kind is
+				}
+				group, version, kind := parts[0], parts[1], parts[2]
+				if c.groupKindGone(group, kind) {
+					c.goneMatch(og, o, n, at.path, group, kind, nil)
+					continue
+				}
+				c.reference(og, o, n, at.path, lifecycle.GVK{Group: group, Version: version, Kind: kind}, Warning, "the policy matches requests of this version only")
+			}
+		}
+	}
 }
 
 // kustomize judges the targets of patches, which select by group, version and kind.

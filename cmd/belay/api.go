@@ -399,7 +399,8 @@ never the objects: the apiserver has those in the new version already.
 Each release is repaired as a whole or not at all, after a backup of its records
 to a file. A release that another Helm works on is left alone.
 
-Exit codes: 0 all clean or repaired; 3 a release needs a person; 6 something could not be read or told.`,
+Exit codes: 0 all clean or repaired; 3 a release needs a person, or would be repaired
+but for --dry-run; 6 something could not be read or told.`,
 		Example: `  belay api repair-helm --to 1.37 --dry-run
   belay api repair-helm --to 1.37 -n shop
   belay api repair-helm --to 1.37 -n shop web`,

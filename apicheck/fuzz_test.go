@@ -1,0 +1,134 @@
+package apicheck
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Readers that take whatever a cluster, a file or a user gives them must not fail on any of it.
+
+func FuzzMetric(f *testing.F) {
+	f.Add([]byte("apiserver_requested_deprecated_apis{group=\"policy\",removed_release=\"1.25\",resource=\"poddisruptionbudgets\",subresource=\"\",version=\"v1beta1\"} 1\n"))
+	f.Add([]byte("apiserver_requested_deprecated_apis{} 1\napiserver_requested_deprecated_apis{a=,b}"))
+	j := testJudge(f, 24, 25)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c := j.collector()
+		_, _ = c.deprecatedRequests(bytes.NewReader(text))
+		for _, found := range c.findings {
+			if found.Severity != Info {
+				t.Errorf("the gauge alone gives a %s", found.Severity)
+			}
+		}
+	})
+}
+
+func FuzzSuppressions(f *testing.F) {
+	f.Add([]byte("ignore:\n- kind: CronJob\n  reason: x\n  until: 2027-03-31\n"), "spec.volumes[].gitRepo")
+	f.Add([]byte("ignore: [{field: 'a[', reason: y}]"), "[")
+	f.Fuzz(func(t *testing.T, text []byte, field string) {
+		all, err := ParseSuppressions(text)
+		if err != nil {
+			return
+		}
+		for _, s := range all {
+			if s.Reason == "" {
+				t.Error("one without a reason is taken")
+			}
+			if s.Until != "" {
+				if _, err := time.Parse(time.DateOnly, s.Until); err != nil {
+					t.Errorf("until %q", s.Until)
+				}
+			}
+			s.matches(Finding{Kind: "Pod", Field: field})
+			if s.matches(Finding{}) && s.Kind != "" && !strings.HasPrefix(s.Kind, "*") && !strings.ContainsAny(s.Kind, "*") {
+				t.Errorf("%+v matches a finding that has nothing", s)
+			}
+		}
+	})
+}
+
+func FuzzRuntimeConfig(f *testing.F) {
+	for _, s := range []string{"api/all=true", "batch/v1=false,api/beta", "v1/pods=true", ",,=", "a/b/c/d=1"} {
+		f.Add(s)
+	}
+	j := testJudge(f, 36, 37)
+	f.Fuzz(func(t *testing.T, text string) {
+		rc, err := ParseRuntimeConfig(text)
+		if err != nil {
+			return
+		}
+		for i := range j.db.Kinds {
+			rc.says(&j.db.Kinds[i])
+		}
+	})
+}
+
+// FuzzRelease judges a release of any content: its lines stay out of the findings, and their source is the release.
+func FuzzRelease(f *testing.F) {
+	f.Add([]byte(`{"name":"r","manifest":"apiVersion: batch/v1beta1\nkind: CronJob\n","hooks":[{"manifest":"{{"}]}`))
+	f.Add([]byte(`{"name":"r","manifest":"---\n---\n","hooks":[null]}`))
+	j := testJudge(f, 24, 25)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rel, err := parseRelease(data)
+		if err != nil {
+			return
+		}
+		c := j.collector()
+		c.release(record{driver: "secrets", namespace: "n", release: "r", revision: 1}, rel, "release r")
+		for _, found := range c.findings {
+			if found.Source.Release != "r" || found.Source.Line != 0 {
+				t.Errorf("%+v", found.Source)
+			}
+		}
+	})
+}
+
+// FuzzContent judges whole live objects of any content.
+func FuzzContent(f *testing.F) {
+	for _, s := range []string{`{"metadata":{"name":"a","ownerReferences":[{}]},"rules":[{"apiGroups":["extensions"],"resources":["ingresses"]}]}`, `{"data":{"a":"YXBpVmVyc2lvbjogdjE="}}`, `[]`, `{"spec":{"versions":[1]}}`} {
+		f.Add([]byte(s), uint8(0))
+	}
+	j := testJudge(f, 24, 25)
+	kinds := [][3]string{{"", "v1", "Secret"}, {"", "v1", "ConfigMap"}, {"", "v1", "PersistentVolume"}, {"rbac.authorization.k8s.io", "v1", "Role"}, {"apiextensions.k8s.io", "v1", "CustomResourceDefinition"},
+		{"admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration"}, {"autoscaling", "v2", "HorizontalPodAutoscaler"}, {"kyverno.io", "v1", "ClusterPolicy"}}
+	f.Fuzz(func(t *testing.T, data []byte, which uint8) {
+		k := kinds[int(which)%len(kinds)]
+		r := resource{kind: k[2]}
+		r.Group, r.Version = k[0], k[1]
+		j.collector().content(r, data)
+	})
+}
+
+// FuzzAuditLog reads a whole log of any content.
+func FuzzAuditLog(f *testing.F) {
+	f.Add([]byte("{\"apiVersion\":\"audit.k8s.io/v1\",\"verb\":\"get\",\"user\":{\"username\":\"u\"},\"objectRef\":{\"resource\":\"cronjobs\",\"apiGroup\":\"batch\",\"apiVersion\":\"v1beta1\"}}\n{\n\n"))
+	f.Add([]byte("\x1f\x8b\x08\x00"))
+	j := testJudge(f, 24, 25)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 1<<16 {
+			return
+		}
+		name := t.TempDir() + "/audit.log"
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := j.collector().auditLog(t.Context(), Options{}, name); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func FuzzTemplateLines(f *testing.F) {
+	f.Add([]byte("a: {{ .x }}\n"), []byte("a: 1\n"), 1)
+	f.Fuzz(func(t *testing.T, template, rendered []byte, n int) {
+		if len(template)+len(rendered) > 1<<12 {
+			return
+		}
+		if l := templateLines(template, rendered)(n); l < 0 || l > bytes.Count(template, []byte("\n"))+1 {
+			t.Errorf("line %d", l)
+		}
+	})
+}
