@@ -17,6 +17,9 @@ A result is **pass**, **warn**, **fail**, **unknown** (what was needed could not
 settled first; the result names it) or **skipped** (does not apply here; the result says why). Fail, unknown and blocked stand in the
 way of an upgrade: exit code 3 with at least one failure, 6 when there is none and something is unknown.
 
+` + "`-o json|yaml|sarif|junit`" + ` gives them to programs: in SARIF a rule is a check, and what was accepted is suppressed; in JUnit what is not
+known is an error.
+
 A finding is named ` + "`check@subject`" + `. ` + "`--accept check@subject`" + ` waives exactly that finding, and the report says so. What follows from an
 accepted gap in what was read (` + "`coverage@...`" + `) is skipped. Checks marked *no* cannot be waived.
 

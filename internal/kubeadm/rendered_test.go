@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
@@ -80,4 +81,23 @@ func TestLostFlags(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
+}
+
+func FuzzLostFlags(f *testing.F) {
+	f.Add("kube-apiserver", "--secure-port=6443", "--audit-log-path", "audit-log-path", "/a")
+	f.Add("etcd", "--", "-x", "", "")
+	f.Fuzz(func(t *testing.T, component, a, b, name, value string) {
+		for _, args := range [][]string{{a, b}, {b, a}} {
+			lost := LostFlags(component, args, map[string][]string{name: {value}})
+			if !slices.IsSorted(lost) || len(lost) > len(args) {
+				t.Fatalf("%q of %q", lost, args)
+			}
+		}
+		// What is in extraArgs as it is in the manifest is never lost.
+		if name != "" && !strings.ContainsAny(name, "=_-") {
+			if lost := LostFlags(component, []string{"--" + name + "=" + value}, map[string][]string{name: {value}}); lost != nil {
+				t.Fatalf("--%s=%s: %q", name, value, lost)
+			}
+		}
+	})
 }
