@@ -1,10 +1,12 @@
 package apicheck
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -72,65 +74,98 @@ func Convert(ctx context.Context, o ConvertOptions) (ConvertReport, error) {
 		return rep, err
 	}
 	opts := convert.Options{DB: o.DB, From: o.From, To: o.To, Accept: o.Accept, OnlyRemoved: o.OnlyRemoved, Schema: fields}
-	one := func(name string, text []byte) *ConvertedFile {
+	one := func(name string, text []byte) {
 		rep.Read++
 		res := convert.Text(opts, text)
 		for _, g := range res.Gaps {
 			rep.Unreadable = append(rep.Unreadable, Unread{What: name, Line: g.Line, Why: g.Why})
 		}
-		if len(res.Changes)+len(res.Kept) == 0 {
-			return nil
+		if len(res.Changes)+len(res.Kept) > 0 {
+			rep.Files = append(rep.Files, ConvertedFile{Name: name, Old: text, New: res.Text, Changes: res.Changes, Kept: res.Kept})
 		}
-		rep.Files = append(rep.Files, ConvertedFile{Name: name, Old: text, New: res.Text, Changes: res.Changes, Kept: res.Kept})
-		return &rep.Files[len(rep.Files)-1]
-	}
-	file := func(name string) error {
-		text, _, err := readFile(name, nil)
-		if err != nil {
-			rep.Unreadable = append(rep.Unreadable, Unread{What: name, Why: fileError(err)})
-			return nil
-		}
-		f := one(name, text)
-		if f == nil || !o.Write || len(f.Changes) == 0 {
-			return nil
-		}
-		info, err := os.Stat(name)
-		if err != nil {
-			return err
-		}
-		// A link stays a link: what it points at is replaced.
-		target, err := filepath.EvalSymlinks(name)
-		if err != nil {
-			return err
-		}
-		if err := atomicfile.WriteFile(target, f.New, info.Mode().Perm()); err != nil {
-			return err
-		}
-		f.Written = true
-		return nil
 	}
 	for _, name := range o.Files {
 		if name == "-" {
 			if o.Stdin == nil {
 				return rep, errors.New("convert manifests: there is no stdin")
 			}
-			text, err := io.ReadAll(io.LimitReader(o.Stdin, maxFile))
+			text, err := io.ReadAll(io.LimitReader(o.Stdin, maxFile+1))
 			if err != nil {
 				return rep, fmt.Errorf("read stdin: %w", err)
+			}
+			if len(text) > maxFile {
+				return rep, fmt.Errorf("read stdin: more than %d MB", maxFile>>20)
 			}
 			rep.Stdin = text
 			one("stdin", text)
 			continue
 		}
-		var failed error
 		walkManifests(ctx, name, func(p string) {
-			if failed == nil {
-				failed = file(p)
+			text, _, err := readFile(p, nil)
+			if err != nil {
+				rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: fileError(err)})
+				return
 			}
+			one(p, text)
 		}, nil, func(p, why string) { rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: why}) })
-		if err := errors.Join(failed, ctx.Err()); err != nil {
+		if err := ctx.Err(); err != nil {
 			return rep, err
 		}
 	}
-	return rep, nil
+	if !o.Write {
+		return rep, nil
+	}
+	return rep, rep.write()
+}
+
+// write replaces the files that changed. Nothing is written when one of them may not be.
+func (rep *ConvertReport) write() error {
+	type target struct {
+		file *ConvertedFile
+		path string
+		mode fs.FileMode
+	}
+	var targets []target
+	var errs []error
+	for i := range rep.Files {
+		f := &rep.Files[i]
+		if len(f.Changes) == 0 || f.Name == "stdin" {
+			continue
+		}
+		// A link stays a link: what it points at is replaced.
+		path, err := filepath.EvalSymlinks(f.Name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		info, err := os.Stat(path)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case info.Mode().Perm()&0o200 == 0:
+			errs = append(errs, fmt.Errorf("write %s: it is read-only (mode %04o): make it writable, or convert it elsewhere; no file was written", f.Name, info.Mode().Perm()))
+		default:
+			targets = append(targets, target{f, path, info.Mode().Perm()})
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for _, t := range targets {
+		now, _, err := readFile(t.path, nil)
+		if err != nil {
+			return fmt.Errorf("write %s: %w", t.file.Name, err)
+		}
+		switch {
+		case bytes.Equal(now, t.file.New): // through a link to the same file
+		case !bytes.Equal(now, t.file.Old):
+			return fmt.Errorf("write %s: it changed while it was converted: run it again", t.file.Name)
+		default:
+			if err := atomicfile.WriteFile(t.path, t.file.New, t.mode); err != nil {
+				return err
+			}
+		}
+		t.file.Written = true
+	}
+	return nil
 }

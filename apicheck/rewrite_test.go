@@ -48,3 +48,31 @@ func TestConvertFiles(t *testing.T) {
 		t.Errorf("a second run: %+v, %v", rep.Files, err)
 	}
 }
+
+func TestConvertWritesAllOrNothing(t *testing.T) {
+	const text = "apiVersion: batch/v1beta1\nkind: CronJob\n"
+	dir := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"a.yaml": 0o644, "b.yaml": 0o444} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rep, err := Convert(t.Context(), ConvertOptions{To: minor(25), Files: []string{dir}, Write: true})
+	if err == nil || !strings.Contains(err.Error(), "b.yaml: it is read-only (mode 0444)") {
+		t.Errorf("%v", err)
+	}
+	if got, _ := os.ReadFile(filepath.Join(dir, "a.yaml")); string(got) != text || rep.Files[0].Written {
+		t.Error("a file was written although another may not be")
+	}
+	// A file that changed since it was read is left alone.
+	rep, err = Convert(t.Context(), ConvertOptions{To: minor(25), Files: []string{filepath.Join(dir, "a.yaml")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("# new\n"+text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := rep.write(); err == nil || !strings.Contains(err.Error(), "changed while") {
+		t.Errorf("%v", err)
+	}
+}
