@@ -86,16 +86,6 @@ func oldestAPIServer(s *cluster.State) kubeversion.V {
 	return oldest
 }
 
-func newestAPIServer(s *cluster.State) kubeversion.V {
-	var newest kubeversion.V
-	for _, n := range s.ControlPlanes() {
-		if sp := n.StaticPod(apiServer); sp != nil && newest.Less(sp.Version) {
-			newest = sp.Version
-		}
-	}
-	return newest
-}
-
 // Legal holds the version skew policy (cluster.CheckSkew) against a state.
 func Legal(s *cluster.State) error {
 	var errs []error
