@@ -39,6 +39,8 @@ type ConvertedFile struct {
 	Changes  []convert.Change
 	Kept     []convert.Kept
 	Written  bool
+	// Stdin says that it is no file.
+	Stdin bool
 }
 
 // ConvertReport is what became of all of them. Files holds those with changes or with something kept.
@@ -74,14 +76,14 @@ func Convert(ctx context.Context, o ConvertOptions) (ConvertReport, error) {
 		return rep, err
 	}
 	opts := convert.Options{DB: o.DB, From: o.From, To: o.To, Accept: o.Accept, OnlyRemoved: o.OnlyRemoved, Schema: fields}
-	one := func(name string, text []byte) {
+	one := func(name string, text []byte, stdin bool) {
 		rep.Read++
 		res := convert.Text(opts, text)
 		for _, g := range res.Gaps {
 			rep.Unreadable = append(rep.Unreadable, Unread{What: name, Line: g.Line, Why: g.Why})
 		}
 		if len(res.Changes)+len(res.Kept) > 0 {
-			rep.Files = append(rep.Files, ConvertedFile{Name: name, Old: text, New: res.Text, Changes: res.Changes, Kept: res.Kept})
+			rep.Files = append(rep.Files, ConvertedFile{Name: name, Old: text, New: res.Text, Changes: res.Changes, Kept: res.Kept, Stdin: stdin})
 		}
 	}
 	for _, name := range o.Files {
@@ -97,7 +99,7 @@ func Convert(ctx context.Context, o ConvertOptions) (ConvertReport, error) {
 				return rep, fmt.Errorf("read stdin: more than %d MB", maxFile>>20)
 			}
 			rep.Stdin = text
-			one("stdin", text)
+			one("stdin", text, true)
 			continue
 		}
 		walkManifests(ctx, name, func(p string) {
@@ -106,7 +108,7 @@ func Convert(ctx context.Context, o ConvertOptions) (ConvertReport, error) {
 				rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: fileError(err)})
 				return
 			}
-			one(p, text)
+			one(p, text, false)
 		}, nil, func(p, why string) { rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: why}) })
 		if err := ctx.Err(); err != nil {
 			return rep, err
@@ -129,7 +131,7 @@ func (rep *ConvertReport) write() error {
 	var errs []error
 	for i := range rep.Files {
 		f := &rep.Files[i]
-		if len(f.Changes) == 0 || f.Name == "stdin" {
+		if len(f.Changes) == 0 || f.Stdin {
 			continue
 		}
 		// A link stays a link: what it points at is replaced.

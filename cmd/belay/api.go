@@ -54,7 +54,9 @@ func newAPIScanCmd(d *deps) *cobra.Command {
 version and the target. With -f it reads files, directories, charts (which it
 renders) and stdin; with --audit-log it reads audit logs; with neither, or with
 --live, it reads the cluster of the kubeconfig: stored objects, last-applied
-configuration, managed fields, Helm releases, and what objects name.
+configuration, managed fields, Helm releases, manifests kept in ConfigMaps and
+Secrets, and what objects name. Fields, annotations and node labels that end
+while their kind lives on are found too.
 
 A scan that could not read everything is never clean: its verdict is unknown and
 its exit code 6, whatever else was found. The coverage lists what was not read.
@@ -263,7 +265,8 @@ func newAPIConvertCmd(d *deps) *cobra.Command {
 and every other byte stay. Fields that move are moved (Ingress, CRDs, autoscalers,
 workloads, DRA claims and others). Kinds whose fields stay equal while their
 meaning or defaults change need --accept KIND. What has no successor, is shared
-through an anchor, or is a template is left as it is and named.
+through an anchor, or is a template is left as it is and named. So is what the
+target would refuse: the result is held against the fields that it has.
 
 Without --write nothing is written: the differences are shown, or, with stdin
 alone, the converted text.
@@ -329,7 +332,7 @@ Exit codes: 0 nothing left to do; 3 something needs a person; 6 something could 
 	fl.StringVar(&to, "to", "", "Kubernetes version to go to (required)")
 	fl.StringVar(&from, "from", "", "Kubernetes version that runs today (default: the minor before --to)")
 	fl.StringArrayVarP(&o.Files, "filename", "f", nil, "manifest file or directory, or - for stdin (repeatable)")
-	fl.StringSliceVar(&o.Accept, "accept", nil, "kinds whose changed meaning you have looked at, or *")
+	fl.StringSliceVar(&o.Accept, "accept", nil, "kinds that you have looked at, whose meaning changes or that hold fields the target refuses; or *")
 	fl.BoolVar(&o.OnlyRemoved, "only-removed", false, "leave alone what is deprecated and still served")
 	fl.BoolVar(&o.Write, "write", false, "replace the files")
 	fl.BoolVar(&showDiff, "diff", false, "show the differences (the default without --write)")
