@@ -100,7 +100,9 @@ func hostile(r *rand.Rand) []byte {
 		"spec:\n", "  containers:\n", "  - name: x\n", "    image: y\n", "- a\n", "- b: c\n", "  d: e\n", "items:\n", "a: |\n", "  text\n", "   more\n", "b: >-\n", "c: \"x\"\n", "d: 'y''z'\n", "e: [a, b]\n", "f: {a: b}\n",
 		"g: {apiVersion: batch/v1beta1, kind: CronJob}\n", "---\n", "...\n", "# comment\n", "\n", "  \n", "\t\n", " x\n", "h: i #j\n", "k: l: m\n", "n: - o\n", "- - p\n", "-\n", "q:\n", "r: \n", "s: \"\\n\"\n", "t: &u v\n", "w: *u\n", "<<: *u\n",
 		"x: !!str y\n", "z: {{ .Values.a }}\n", "{{- if .Values.b }}\n", "aa: \"bb\n", "cc: %dd\n", "ee: @ff\n", "? gg\n", ": hh\n", "ii: |2\n", "jj: |+\n", "      deep\n", "kk:\r\n", "ll: mm\r\n", "nn\n", "oo: pp: \n", "qq: http://rr\n", "ss: \u00e9\n", "tt: \u2028\n", "uu: \u0085\n",
-		"  - vv\n", "   ww: xx\n", "ownerReferences:\n", "- apiVersion: batch/v1beta1\n  kind: CronJob\n", "data:\n", "  y.yaml: |\n    apiVersion: batch/v1beta1\n    kind: CronJob\n", "kind: ConfigMap\n", "--- \n", "---x\n", "- \n", "zz: ''\n", "\"apiVersion\": \"v1\"\n", "'kind': Pod\n"}
+		"  - vv\n", "   ww: xx\n", "ownerReferences:\n", "- apiVersion: batch/v1beta1\n  kind: CronJob\n", "data:\n", "  y.yaml: |\n    apiVersion: batch/v1beta1\n    kind: CronJob\n", "kind: ConfigMap\n", "--- \n", "---x\n", "- \n", "zz: ''\n", "\"apiVersion\": \"v1\"\n", "'kind': Pod\n",
+		"  volumes:\n  - glusterfs: {}\n", "spec: {volumes: [{'flocker': {}}]}\n", "  nodeSelector:\n    beta.kubernetes.io/arch: a\n", "spec: {nodeSelector: {\"beta.kubernetes.io/os\": a}}\n",
+		"  annotations: {seccomp.security.alpha.kubernetes.io/pod: x}\n", "  annotations:\n    container.seccomp.security.alpha.kubernetes.io/y: x\n", "  - topologyKey: beta.kubernetes.io/arch\n", "topologySpreadConstraints:\n"}
 	var b bytes.Buffer
 	for range 1 + r.IntN(14) {
 		b.WriteString(pieces[r.IntN(len(pieces))])

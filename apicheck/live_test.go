@@ -259,6 +259,21 @@ func TestManagersOfCustomResources(t *testing.T) {
 	expect(t, f.scan(0, 37), Findings, `warning removed managed-fields example.com/v1alpha1 Foo a by "argocd-controller"`)
 }
 
+// What is refused is said once, although it is asked for its metadata and for its contents.
+func TestRefusalIsSaidOnce(t *testing.T) {
+	f := &fakeAPI{t: t, version: "v1.36.0", resources: map[string][]string{"v1": {"configmaps ConfigMap"}}}
+	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/configmaps") && r.URL.Query().Get("labelSelector") == "" {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"no"}`)
+			return true
+		}
+		return noMetric(w, r)
+	}
+	expect(t, f.scan(0, 37), Unknown, "unread configmaps: forbidden: no")
+}
+
 func TestEmulatedVersion(t *testing.T) {
 	f := &fakeAPI{t: t, version: "v1.37.2", emulated: "1.36", intercept: noMetric}
 	if r := f.scan(0, 37); r.From != minor(36) {

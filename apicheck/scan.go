@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -120,6 +121,8 @@ func Scan(ctx context.Context, o Options) (Report, error) {
 	}
 	r.suppress(o)
 	r.sort()
+	// A resource whose list is refused is refused twice where its contents are wanted too.
+	r.Coverage.Unreadable = slices.Compact(r.Coverage.Unreadable)
 	r.decide()
 	return r, nil
 }
