@@ -191,7 +191,7 @@ func pick(revisions []record) []record {
 func (l *liveCluster) fetchRaw(ctx context.Context, rec record) (body []byte, err error) {
 	err = l.retry(ctx, rec.driver+" "+rec.namespace+"/"+rec.name, func(ctx context.Context) error {
 		var err error
-		body, err = l.raw.Get().AbsPath("api", "v1", "namespaces", rec.namespace, rec.driver, rec.name).SetHeader("Accept", "application/json").Do(ctx).Raw()
+		body, err = answer(l.raw.Get().AbsPath("api", "v1", "namespaces", rec.namespace, rec.driver, rec.name).SetHeader("Accept", "application/json").Do(ctx))
 		return err
 	})
 	return body, err

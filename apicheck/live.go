@@ -87,18 +87,24 @@ func connect(ctx context.Context, o Options) (*liveCluster, error) {
 // retry repeats a request until it is answered or will never be. Too many requests, time-outs and broken connections
 // pass; a refusal does not.
 func (l *liveCluster) retry(ctx context.Context, name string, request func(context.Context) error) error {
-	return condition.Wait(ctx, condition.Condition{Name: name, Check: func(ctx context.Context) error {
+	var refused error // an answer that will not change: nothing was waited for
+	err := condition.Wait(ctx, condition.Condition{Name: name, Check: func(ctx context.Context) error {
 		err := request(ctx)
 		if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 			switch {
 			case apierrors.IsTooManyRequests(err), apierrors.IsServerTimeout(err), apierrors.IsTimeout(err),
 				apierrors.IsServiceUnavailable(err), apierrors.IsInternalError(err):
 			default:
+				refused = err
 				return condition.Final(err)
 			}
 		}
 		return err
 	}}, condition.Options{Timeout: l.patience, Interval: min(500*time.Millisecond, l.patience/10), Attempt: max(l.patience/2, time.Second)})
+	if refused != nil {
+		return refused
+	}
+	return err
 }
 
 // resource is one kind of object as the cluster serves it.
@@ -582,7 +588,20 @@ func (l *liveCluster) get(ctx context.Context, gvr schema.GroupVersionResource, 
 	if opts.LabelSelector != "" {
 		req = req.Param("labelSelector", opts.LabelSelector)
 	}
-	return req.Do(ctx).Raw()
+	return answer(req.Do(ctx))
+}
+
+// answer gives the body of an answer. The client only knows the number of a refusal; what was said is in the body.
+func answer(r rest.Result) ([]byte, error) {
+	body, err := r.Raw()
+	if err == nil {
+		return body, nil
+	}
+	var status metav1.Status
+	if json.Unmarshal(body, &status) == nil && status.Kind == "Status" && status.Status == metav1.StatusFailure {
+		return nil, &apierrors.StatusError{ErrStatus: status}
+	}
+	return nil, err
 }
 
 // content judges what one live object names and carries.

@@ -264,7 +264,7 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 	}
 	// The name of the new revision is the lock: a Helm that runs at the same time wants the same one.
 	path := []string{"api", "v1", "namespaces", base.namespace, base.driver}
-	created, err := l.raw.Post().AbsPath(path...).SetHeader("Content-Type", "application/json").Body([]byte(marshal(fresh))).Do(ctx).Raw()
+	created, err := answer(l.raw.Post().AbsPath(path...).SetHeader("Content-Type", "application/json").Body([]byte(marshal(fresh))).Do(ctx))
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return fail(ReleaseRefused, "revision %d has come into being meanwhile: run it again", r.NewRevision)
@@ -276,7 +276,7 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 		return r
 	}
 	for i, body := range old {
-		_, err := l.raw.Put().AbsPath(append(path, oldRecords[i].name)...).SetHeader("Content-Type", "application/json").Body([]byte(marshal(body))).Do(ctx).Raw()
+		_, err := answer(l.raw.Put().AbsPath(append(path, oldRecords[i].name)...).SetHeader("Content-Type", "application/json").Body([]byte(marshal(body))).Do(ctx))
 		if err == nil {
 			continue
 		}
