@@ -386,6 +386,7 @@ func (c *collector) walk(og origin, line int, n *yaml.Node, path string, inherit
 	c.use(use{gvk: g, namespace: o.namespace, name: o.name, source: src, confidence: og.confidence, stored: og.stored, cap: og.cap, note: og.note})
 	c.references(og, o)
 	c.fields(og, o)
+	c.component(og, o)
 	if og.nesting == 0 {
 		c.payloads(og, o)
 	}

@@ -555,6 +555,12 @@ func (h *harmlessNames) object(j *judge, s *shape, text []byte) bool {
 			return !s.hasData
 		case "ConfigMap":
 			return mentions == 1
+		case "Pod":
+			for _, name := range components {
+				if bytes.Contains(text, []byte(name)) {
+					return false
+				}
+			}
 		}
 	}
 	switch string(group) {
@@ -566,7 +572,8 @@ func (h *harmlessNames) object(j *judge, s *shape, text []byte) bool {
 		if bytes.Contains(text, []byte("deprecated:")) || bytes.Contains(text, []byte("storedVersions")) || bytes.Contains(text, []byte("deprecated\"")) || bytes.Contains(text, []byte("deprecated'")) {
 			return false
 		}
-	case "admissionregistration.k8s.io", "kustomize.config.k8s.io", "kyverno.io", "constraints.gatekeeper.sh":
+	case "admissionregistration.k8s.io", "kustomize.config.k8s.io", "kyverno.io", "constraints.gatekeeper.sh",
+		"kubelet.config.k8s.io", "kubeproxy.config.k8s.io", "kubeadm.k8s.io":
 		return false
 	}
 	if mentions > 1 {
