@@ -295,7 +295,7 @@ Exit codes: 0 nothing left to do; 3 something needs a person; 6 something could 
 					if c.To.Kind != c.From.Kind {
 						target = c.To.String()
 					}
-					fmt.Fprintf(d.err, "%s:%d: %s %s %s to %s (%s)\n", f.Name, c.Line, verb, c.From, c.Name, target, c.Rewrite)
+					fmt.Fprintf(d.err, "%s:%d: %s %s to %s (%s)\n", f.Name, c.Line, verb, objectName(c.From, c.Namespace, c.Name), target, c.Rewrite)
 					for _, n := range c.Notes {
 						fmt.Fprintf(d.err, "    note: %s\n", n)
 					}
@@ -305,7 +305,7 @@ Exit codes: 0 nothing left to do; 3 something needs a person; 6 something could 
 					if k.Acceptable {
 						hint = " (--accept " + k.GVK.Kind + ")"
 					}
-					fmt.Fprintf(d.err, "%s:%d: left as it is: %s %s: %s%s\n", f.Name, k.Line, k.GVK, k.Name, k.Why, hint)
+					fmt.Fprintf(d.err, "%s:%d: left as it is: %s: %s%s\n", f.Name, k.Line, objectName(k.GVK, k.Namespace, k.Name), k.Why, hint)
 				}
 			}
 			for _, u := range rep.Unreadable {
@@ -338,6 +338,17 @@ Exit codes: 0 nothing left to do; 3 something needs a person; 6 something could 
 	fl.BoolVar(&showDiff, "diff", false, "show the differences (the default without --write)")
 	cmd.MarkFlagsMutuallyExclusive("write", "diff")
 	return cmd
+}
+
+// objectName names an object: batch/v1beta1 CronJob shop/nightly.
+func objectName(g lifecycle.GVK, namespace, name string) string {
+	switch {
+	case name == "":
+		return g.String()
+	case namespace == "":
+		return g.String() + " " + name
+	}
+	return g.String() + " " + namespace + "/" + name
 }
 
 // minors reads --from and --to.
