@@ -90,6 +90,8 @@ type Kubeadm struct {
 	EtcdImageRepository  string            `json:"etcdImageRepository,omitempty"`
 	FeatureGates         map[string]bool   `json:"featureGates,omitempty"`
 	ExtraArgs            map[string][]Flag `json:"extraArgs,omitempty"`
+	// ExtraVolumes are the host paths of extraVolumes, by component as in ExtraArgs.
+	ExtraVolumes map[string][]string `json:"extraVolumes,omitempty"`
 }
 
 // KubeletConfig is the part of a KubeletConfiguration that an upgrade depends on; nil pointers are not set.
@@ -181,6 +183,8 @@ type StaticPod struct {
 	Restarts      int32         `json:"restarts,omitempty"`
 	ManifestImage string        `json:"manifestImage,omitempty"`
 	Args          []string      `json:"args,omitempty"`
+	// HostPaths are the paths of the machine that it mounts.
+	HostPaths []string `json:"hostPaths,omitempty"`
 }
 
 // HostFacts is what a machine says of itself.

@@ -466,7 +466,7 @@ func (r *raw) pod(p *corev1.Pod) cluster.Pod {
 		switch {
 		case out.Mirror && slices.Contains(components, component):
 			sp := cluster.StaticPod{Component: component, UID: string(p.UID), ConfigHash: p.Annotations[configHash], Image: imageOf(p.Spec, component),
-				Ready: out.Ready && !out.Terminating, Restarts: out.Restarts, Args: argsOf(p.Spec, component)}
+				Ready: out.Ready && !out.Terminating, Restarts: out.Restarts, Args: argsOf(p.Spec, component), HostPaths: hostPathsOf(p.Spec)}
 			sp.Version = cluster.ImageVersion(sp.Image)
 			r.staticPods[p.Spec.NodeName] = append(r.staticPods[p.Spec.NodeName], sp)
 		case p.Labels["k8s-app"] == "kube-proxy" && p.Spec.NodeName != "":
@@ -740,7 +740,10 @@ func (ob *observer) kubeadmConfig(ctx context.Context) error {
 // parseKubeadm reads a ClusterConfiguration of v1beta3 (extraArgs is a map) or v1beta4 (a list).
 func parseKubeadm(text string) (*cluster.Kubeadm, error) {
 	type component struct {
-		ExtraArgs extraArgs `json:"extraArgs"`
+		ExtraArgs    extraArgs `json:"extraArgs"`
+		ExtraVolumes []struct {
+			HostPath string `json:"hostPath"`
+		} `json:"extraVolumes"`
 	}
 	var c struct {
 		APIVersion           string          `json:"apiVersion"`
@@ -780,6 +783,14 @@ func parseKubeadm(text string) (*cluster.Kubeadm, error) {
 		APIVersion: c.APIVersion, KubernetesVersion: v, ClusterName: c.ClusterName, ControlPlaneEndpoint: c.ControlPlaneEndpoint,
 		ImageRepository: c.ImageRepository, PodSubnet: c.Networking.PodSubnet, ServiceSubnet: c.Networking.ServiceSubnet,
 		EtcdExternal: c.Etcd.External != nil, FeatureGates: c.FeatureGates,
+	}
+	for name, c := range map[string]component{"apiServer": c.APIServer, "controllerManager": c.ControllerManager, "scheduler": c.Scheduler} {
+		for _, v := range c.ExtraVolumes {
+			if k.ExtraVolumes == nil {
+				k.ExtraVolumes = map[string][]string{}
+			}
+			k.ExtraVolumes[name] = append(k.ExtraVolumes[name], v.HostPath)
+		}
 	}
 	args := map[string][]cluster.Flag{"apiServer": c.APIServer.ExtraArgs, "controllerManager": c.ControllerManager.ExtraArgs, "scheduler": c.Scheduler.ExtraArgs}
 	if c.Etcd.Local != nil {
@@ -828,6 +839,17 @@ func imageOf(spec corev1.PodSpec, container string) string {
 		return spec.Containers[i].Image
 	}
 	return spec.Containers[0].Image
+}
+
+func hostPathsOf(spec corev1.PodSpec) []string {
+	var out []string
+	for _, v := range spec.Volumes {
+		if v.HostPath != nil {
+			out = append(out, v.HostPath.Path)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 func argsOf(spec corev1.PodSpec, container string) []string {

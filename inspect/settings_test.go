@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +22,11 @@ func TestObserveReadsOwnersAndPlaces(t *testing.T) {
 	pdb.OwnerReferences = []metav1.OwnerReference{{APIVersion: "postgresql.cnpg.io/v1", Kind: "Cluster", Name: "db", Controller: new(true)}}
 	slice := a.lists["/apis/discovery.k8s.io/v1/namespaces/policy/endpointslices"][0].(*discoveryv1.EndpointSlice)
 	slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.1.1.3"}, NodeName: new("w1")}, discoveryv1.Endpoint{Addresses: []string{"10.1.1.4"}, NodeName: new("w1")})
+	for _, o := range a.lists["/api/v1/pods"] {
+		if p := o.(*corev1.Pod); p.Name == "kube-apiserver-cp1" {
+			p.Spec.Volumes = []corev1.Volume{{Name: "audit", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/log/audit"}}}}
+		}
+	}
 	hosts := func(_ context.Context, node string) (host.Host, error) {
 		return cannedHost{out: line("clock-start", "0", "1") + line("kubelet-config", "0", "kind: KubeletConfiguration\nfailCgroupV1: false\nfeatureGates: {A: true}\nmaxPods: 250\n") + line("clock-end", "0", "1")}, nil
 	}
@@ -35,8 +41,18 @@ func TestObserveReadsOwnersAndPlaces(t *testing.T) {
 	if w := s.Webhooks[i]; w.ReadyEndpoints != 3 || !slices.Equal(w.EndpointNodes, []string{"w1"}) {
 		t.Errorf("webhook %+v", w)
 	}
+	if sp := s.Node("cp1").StaticPod("kube-apiserver"); !slices.Equal(sp.HostPaths, []string{"/var/log/audit"}) {
+		t.Errorf("kube-apiserver %+v", sp)
+	}
 	if got := s.Node("w1").Host.KubeletConfigDrift; !slices.Equal(got, []string{"maxPods"}) {
 		t.Errorf("drift %v", got)
+	}
+}
+
+func TestParseKubeadmExtraVolumes(t *testing.T) {
+	k, err := parseKubeadm("apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.3\napiServer:\n  extraVolumes: [{name: audit, hostPath: /var/log/audit, mountPath: /a}]\netcd: {local: {imageRepository: example.org, imageTag: 3.6.8-0}}\n")
+	if err != nil || !slices.Equal(k.ExtraVolumes["apiServer"], []string{"/var/log/audit"}) || k.EtcdImageRepository != "example.org" || k.EtcdImageTag != "3.6.8-0" {
+		t.Errorf("%+v, %v", k, err)
 	}
 }
 

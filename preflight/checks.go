@@ -29,7 +29,7 @@ func Checks() []Check {
 			Fails: "it names another version than the apiservers run and no target is given, has an API version that the next kubeadm does not read, pins an etcd that is not what runs or that the target cannot start, or names another image repository than the bundles have",
 			Warns: "it names another version, which the way to the target mends; its API version is deprecated; etcd is pinned", Source: "kubernetes/kubernetes cmd/kubeadm/app/cmd/upgrade/node.go, #136016, #135701"},
 		{ID: "manifest-drift", Title: "kubeadm knows what stands in the control plane's manifests", Waivable: true, Run: manifestDrift,
-			Fails: "a manifest has a flag, or a value, that kubeadm does not write and that is not in extraArgs of ConfigMap kubeadm-config: an upgrade renders the manifests anew, and it is gone",
+			Fails: "a manifest has a flag, a value or a volume that kubeadm does not write and that is not in extraArgs or extraVolumes of ConfigMap kubeadm-config: an upgrade renders the manifests anew, and it is gone",
 			Warns: "the same, with a directory of patches in the inventory that may put it in, or without a target", Source: "kubernetes/kubernetes cmd/kubeadm/app/phases/controlplane, phases/etcd; kubernetes/kubeadm#2157"},
 		{ID: "component-flags", Title: "No component has a flag that the target lacks", Waivable: true, Run: componentFlags,
 			Fails: "a flag of kube-apiserver, kube-controller-manager or etcd is gone at the target", Source: "kubernetes/kubernetes#130162, #138002; etcd-io/etcd#19959"},

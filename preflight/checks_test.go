@@ -196,6 +196,9 @@ func TestEachCheck(t *testing.T) {
 		{"manifest-drift", "in extraArgs", []change{to("1.37.2"), pod("cp1", "kube-apiserver", func(p *cluster.StaticPod) { p.Args = []string{"--audit-log-path=/a"} }), state(func(s *cluster.State) {
 			s.Kubeadm.ExtraArgs = map[string][]cluster.Flag{"apiServer": {{Name: "audit-log-path", Value: "/a"}}}
 		})}, nil},
+		{"manifest-drift", "a volume by hand", []change{to("1.37.2"), pod("cp1", "kube-apiserver", func(p *cluster.StaticPod) {
+			p.Args, p.HostPaths = []string{"--tls-cert-file=/etc/kubernetes/pki/apiserver.crt"}, []string{"/etc/kubernetes/pki", "/var/log/audit", "/etc/enc"}
+		}), state(func(s *cluster.State) { s.Kubeadm.ExtraVolumes = map[string][]string{"apiServer": {"/etc/enc"}} })}, []string{"fail cp1/kube-apiserver: has volume /var/log/audit, which"}},
 		{"manifest-drift", "in extraArgs of another", []change{to("1.37.2"), pod("cp2", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"--quota-backend-bytes=8"} }), state(func(s *cluster.State) {
 			s.Kubeadm.ExtraArgs = map[string][]cluster.Flag{"apiServer": {{Name: "quota-backend-bytes", Value: "8"}}}
 		})}, []string{"fail cp2/etcd: put it into etcd.extraArgs"}},

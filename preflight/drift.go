@@ -32,6 +32,9 @@ func manifestDrift(_ context.Context, in *Input) []Result {
 				extra[f.Name] = append(extra[f.Name], f.Value)
 			}
 			lost := kubeadm.LostFlags(sp.Component, sp.Args, extra)
+			for _, p := range kubeadm.LostPaths(sp.Component, sp.HostPaths, sp.Args, kc.ExtraVolumes[key]) {
+				lost = append(lost, "volume "+p)
+			}
 			if lost == nil {
 				continue
 			}

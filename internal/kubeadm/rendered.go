@@ -74,3 +74,35 @@ func LostFlags(component string, args []string, extra map[string][]string) []str
 	slices.Sort(lost)
 	return slices.Compact(lost)
 }
+
+// mounted are the host paths that kubeadm mounts where they exist: certificates of the distribution, and the directory of flexvolumes
+// up to 1.36 (cmd/kubeadm/app/phases/controlplane/volumes.go).
+var mounted = []string{
+	"/etc/ssl/certs", "/etc/pki", "/etc/pki/ca-trust", "/etc/pki/tls/certs", "/etc/ca-certificates", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates",
+	"/usr/libexec/kubernetes/kubelet-plugins/volume/exec",
+}
+
+// LostPaths gives the host paths of a component's volumes that kubeadm would not mount again, sorted: those that are neither in
+// extraVolumes of ConfigMap kubeadm-config nor its own. Its own are fixed ones, and what its flags in args name or lie below.
+func LostPaths(component string, paths, args, extraVolumes []string) []string {
+	own := rendered[component]
+	if own == nil {
+		return nil
+	}
+	var lost []string
+	for _, p := range paths {
+		if slices.Contains(mounted, p) || slices.Contains(extraVolumes, p) {
+			continue
+		}
+		used := slices.ContainsFunc(args, func(a string) bool {
+			name, value, _ := strings.Cut(strings.TrimLeft(a, "-"), "=")
+			_, ours := own[name]
+			return ours && (value == p || strings.HasPrefix(value, strings.TrimSuffix(p, "/")+"/"))
+		})
+		if !used {
+			lost = append(lost, p)
+		}
+	}
+	slices.Sort(lost)
+	return slices.Compact(lost)
+}

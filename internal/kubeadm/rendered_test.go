@@ -11,7 +11,7 @@ import (
 )
 
 // commandOf reads the command line of a manifest.
-func commandOf(t *testing.T, file string) (component string, args []string) {
+func commandOf(t *testing.T, file string) (component string, args, paths []string) {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -25,12 +25,20 @@ func commandOf(t *testing.T, file string) (component string, args []string) {
 			Containers []struct {
 				Command []string `json:"command"`
 			} `json:"containers"`
+			Volumes []struct {
+				HostPath struct {
+					Path string `json:"path"`
+				} `json:"hostPath"`
+			} `json:"volumes"`
 		} `json:"spec"`
 	}
 	if err := yaml.Unmarshal(b, &pod); err != nil {
 		t.Fatal(err)
 	}
-	return pod.Metadata.Labels["component"], pod.Spec.Containers[0].Command
+	for _, v := range pod.Spec.Volumes {
+		paths = append(paths, v.HostPath.Path)
+	}
+	return pod.Metadata.Labels["component"], pod.Spec.Containers[0].Command, paths
 }
 
 // The manifests are what `kubeadm init phase control-plane all` and `etcd local` of these versions wrote.
@@ -40,12 +48,18 @@ func TestWhatKubeadmWritesIsNotLost(t *testing.T) {
 		t.Fatalf("%d manifests, %v", len(files), err)
 	}
 	for _, f := range files {
-		component, args := commandOf(t, f)
-		if len(args) < 5 {
+		component, args, paths := commandOf(t, f)
+		if len(args) < 5 || len(paths) == 0 {
 			t.Fatalf("%s: command %v", f, args)
 		}
 		if lost := LostFlags(component, args, nil); lost != nil {
 			t.Errorf("%s: %v", f, lost)
+		}
+		if lost := LostPaths(component, paths, args, nil); lost != nil {
+			t.Errorf("%s: %v", f, lost)
+		}
+		if lost := LostPaths(component, append(paths, "/var/log/audit", "/etc/kubernetes/enc"), append(args, "--audit-log-path=/var/log/audit/a.log"), []string{"/etc/kubernetes/enc"}); !slices.Equal(lost, []string{"/var/log/audit"}) {
+			t.Errorf("%s with a volume by hand: %v", f, lost)
 		}
 		// Anything else that is put in by hand is.
 		if lost := LostFlags(component, append(args, "--profiling=false"), nil); !slices.Equal(lost, []string{"--profiling"}) {
