@@ -73,6 +73,7 @@ bench: ## Run the benchmarks
 generate: ## Write the generated files anew: API lifecycle data, docs/checks.md
 	go generate ./...
 	go test ./preflight -run '^TestDocs' -update
+	go test ./cmd/belay -run '^TestReference' -update
 
 .PHONY: clean
 clean: ## Remove what was built here (caches stay)

@@ -368,6 +368,7 @@ func TestOwnHosts(t *testing.T) {
 		{Name: "beta", Role: RoleWorker, Address: machines[1].Address},
 		{Name: "alpha", Role: RoleControlPlane, Address: machines[0].Address},
 	}
+	spec.SharedDisk = true // theirs is this computer's
 	o := Options{Home: home, Sink: sinkOf(t)}
 	if env.Facts().CgroupVersion == 1 {
 		// On a user's own hosts this is never assumed.

@@ -29,6 +29,7 @@ type facts struct {
 	// Overlay and Netfilter say whether the kernel has, or can load, what it takes.
 	Overlay bool
 	FreeKiB int64 // at /var/lib
+	DiskKiB int64 // all of that file system
 	// Kubernetes says that /etc/kubernetes holds a kubelet's or an administrator's kubeconfig.
 	Kubernetes bool
 	// Owner is the content of ownerFile, "" without one.
@@ -61,7 +62,7 @@ echo "swaps=$(tail -n +2 /proc/swaps 2>/dev/null | wc -l)"
 echo "forward=$(cat /proc/sys/net/ipv4/ip_forward)"
 echo "bridge=$(cat /proc/sys/net/bridge/bridge-nf-call-iptables 2>/dev/null)"
 if grep -qw overlay /proc/filesystems || modprobe -q overlay 2>/dev/null; then echo overlay=1; fi
-echo "free=$(df -Pk /var/lib | awk 'NR==2 {print $4}')"
+df -Pk /var/lib | awk 'NR==2 {print "free=" $4; print "disk=" $2}'
 for f in /etc/kubernetes/admin.conf /etc/kubernetes/kubelet.conf /etc/kubernetes/bootstrap-kubelet.conf /etc/kubernetes/manifests/kube-apiserver.yaml; do
   [ -e $f ] && echo kubernetes=1
 done
@@ -130,6 +131,8 @@ func parseFacts(out string) (facts, error) {
 			f.Overlay = true
 		case "free":
 			f.FreeKiB = number(key, v)
+		case "disk":
+			f.DiskKiB = number(key, v)
 		case "kubernetes":
 			f.Kubernetes = true
 		case "owner":
@@ -240,9 +243,16 @@ func (f facts) check(name, cluster, id, arch string) error {
 	return errors.Join(errs...)
 }
 
+// evictionPercent is how much of the disk with images has to be free before a kubelet takes its node for full (evictionHard, imagefs.available<15%:
+// https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/#hard-eviction-thresholds).
+const evictionPercent = 15
+
+// allowed are what must be somebody's decision, and was decided in the cluster file.
+type allowed struct{ cgroupV1, sharedDisk bool }
+
 // quirks says what the host needs beyond the ordinary, and refuses what must be somebody's decision.
 // machine marks a machine that belay made on this computer; given is what its maker knows of it.
-func (f facts) quirks(name string, machine, allowCgroupV1 bool, given Quirks) (Quirks, error) {
+func (f facts) quirks(name string, machine bool, allow allowed, given Quirks) (Quirks, error) {
 	q := given
 	q.RestrictOOMScoreAdj = q.RestrictOOMScoreAdj || !f.SysResource
 	q.LeaveConntrack = q.LeaveConntrack || f.ConntrackLocked
@@ -251,12 +261,19 @@ func (f facts) quirks(name string, machine, allowCgroupV1 bool, given Quirks) (Q
 	}
 	var errs []error
 	if f.CgroupVersion == 1 {
-		if !allowCgroupV1 {
+		if !allow.cgroupV1 {
 			errs = append(errs, &HostProblem{name, "runs cgroup v1, which kubelets from 1.35 on refuse",
 				"boot it with systemd.unified_cgroup_hierarchy=1, or say allowCgroupV1: true in the cluster file"})
 		}
 		q.AllowCgroupV1 = true
 		q.IgnorePreflight = append(q.IgnorePreflight, "SystemVerification")
+	}
+	switch {
+	case allow.sharedDisk:
+		q.SharedDisk = true
+	case f.Owner == "" && f.FreeKiB*100 < f.DiskKiB*evictionPercent:
+		errs = append(errs, &HostProblem{name, fmt.Sprintf("has %d%% of its disk free at /var/lib, and below %d%% a kubelet takes no pods", f.FreeKiB*100/f.DiskKiB, evictionPercent),
+			"free some space there; or, if the disk is one with others, so that its fill level says nothing about the machine, say sharedDisk: true in the cluster file"})
 	}
 	if f.Swaps > 0 {
 		errs = append(errs, &HostProblem{name, fmt.Sprintf("has %d swap areas in use, which the kubelet refuses", f.Swaps), "run there: swapoff -a, and take swap out of /etc/fstab"})

@@ -33,7 +33,7 @@ func Prepare(ctx context.Context, h host.Host, o PrepareOptions) (string, error)
 		return "", err
 	}
 	n := &node{name: h.Name(), role: o.Role, h: h, facts: f}
-	if n.quirks, err = f.quirks(n.name, true, true, Quirks{}); err != nil {
+	if n.quirks, err = f.quirks(n.name, true, allowed{}, Quirks{}); err != nil {
 		return "", err
 	}
 	if err := h.WriteFile(ctx, ownerFile, []byte(o.Owner+"\n"), 0o644); err != nil {

@@ -22,6 +22,7 @@ forward=0
 bridge=
 overlay=1
 free=20000000
+disk=100000000
 `
 
 func parse(t *testing.T, out string) facts {
@@ -38,7 +39,7 @@ func TestOrdinaryHostNeedsNothingSpecial(t *testing.T) {
 	if err := f.check("n1", "shop", "shop/1", "amd64"); err != nil {
 		t.Error(err)
 	}
-	q, err := f.quirks("n1", false, false, Quirks{})
+	q, err := f.quirks("n1", false, allowed{}, Quirks{})
 	if err != nil || q.words() != "" {
 		t.Errorf("quirks %q, %v", q.words(), err)
 	}
@@ -83,11 +84,11 @@ func TestParseFactsRefusesHalfAnAnswer(t *testing.T) {
 func TestQuirks(t *testing.T) {
 	v1 := parse(t, strings.NewReplacer("cgroup2fs", "tmpfs", "capbnd=000001ffffffffff", "capbnd=000001fffeffffff", "swaps=0", "swaps=0\nconntracklocked=1").Replace(ordinaryFacts))
 
-	_, err := v1.quirks("n1", false, false, Quirks{})
+	_, err := v1.quirks("n1", false, allowed{}, Quirks{})
 	if err == nil || !strings.Contains(err.Error(), "allowCgroupV1: true") {
 		t.Errorf("cgroup v1 on a user's host: %v", err)
 	}
-	q, err := v1.quirks("n1", false, true, Quirks{})
+	q, err := v1.quirks("n1", false, allowed{cgroupV1: true}, Quirks{})
 	if err != nil || !q.AllowCgroupV1 || !slices.Contains(q.IgnorePreflight, "SystemVerification") {
 		t.Errorf("allowed by name: %+v, %v", q, err)
 	}
@@ -95,12 +96,23 @@ func TestQuirks(t *testing.T) {
 		t.Errorf("not detected on the host: %+v", q)
 	}
 	given := Quirks{AllowCgroupV1: true, IgnorePreflight: []string{"SystemVerification"}}
-	q, err = v1.quirks("m1", true, false, given)
+	q, err = v1.quirks("m1", true, allowed{}, given)
 	if err != nil || !q.AllowCgroupV1 || len(q.IgnorePreflight) != 1 || !q.RestrictOOMScoreAdj {
 		t.Errorf("a machine: %+v, %v", q, err)
 	}
 	swap := parse(t, strings.Replace(ordinaryFacts, "swaps=0", "swaps=1", 1))
-	if _, err := swap.quirks("n1", false, false, Quirks{}); err == nil || !strings.Contains(err.Error(), "swapoff") {
+	full := parse(t, strings.Replace(ordinaryFacts, "free=20000000", "free=14000000", 1))
+	if _, err := full.quirks("n1", false, allowed{}, Quirks{}); err == nil || !strings.Contains(err.Error(), "14% of its disk free") || !strings.Contains(err.Error(), "sharedDisk: true") {
+		t.Errorf("a disk on which a kubelet takes no pods: %v", err)
+	}
+	if q, err := full.quirks("n1", false, allowed{sharedDisk: true}, Quirks{}); err != nil || !q.SharedDisk {
+		t.Errorf("a shared disk: %+v, %v", q, err)
+	}
+	full.Owner = "shop/1"
+	if _, err := full.quirks("n1", false, allowed{}, Quirks{}); err != nil {
+		t.Errorf("a node that is there already: %v", err)
+	}
+	if _, err := swap.quirks("n1", false, allowed{}, Quirks{}); err == nil || !strings.Contains(err.Error(), "swapoff") {
 		t.Errorf("swap: %v", err)
 	}
 }

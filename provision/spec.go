@@ -63,6 +63,9 @@ type Spec struct {
 	CertSANs []string `yaml:"certSANs,omitempty"`
 	// AllowCgroupV1 lets kubelets run on own hosts with cgroup v1, which Kubernetes has put out of support.
 	AllowCgroupV1 bool `yaml:"allowCgroupV1,omitempty"`
+	// SharedDisk says that own hosts share their disk with others, so that its fill level says nothing about them: kubelets
+	// then evict pods below 1 GiB, not below a share of the disk.
+	SharedDisk bool `yaml:"sharedDisk,omitempty"`
 	// FeatureGates are set on every kubelet.
 	FeatureGates map[string]bool `yaml:"featureGates,omitempty"`
 	// ExtraArgs are flags by component: apiServer, controllerManager, scheduler, etcd.
@@ -427,6 +430,7 @@ func (s *Spec) differences(o *Spec) []string {
 	diff("kubeProxyMode", s.KubeProxyMode == o.KubeProxyMode)
 	diff("certSANs", slices.Equal(s.CertSANs, o.CertSANs))
 	diff("allowCgroupV1", s.AllowCgroupV1 == o.AllowCgroupV1)
+	diff("sharedDisk", s.SharedDisk == o.SharedDisk)
 	diff("featureGates", maps.Equal(s.FeatureGates, o.FeatureGates))
 	diff("extraArgs", maps.EqualFunc(s.ExtraArgs, o.ExtraArgs, func(a, b map[string]string) bool { return maps.Equal(a, b) }))
 	diff("machines", (s.Machines == nil) == (o.Machines == nil) && (s.Machines == nil || *s.Machines == *o.Machines))

@@ -450,7 +450,7 @@ func (u *up) look(ctx context.Context, n *node) error {
 			return "", err
 		}
 		given := n.quirks
-		if n.quirks, err = f.quirks(n.name, n.machine, u.spec.AllowCgroupV1, given); err != nil {
+		if n.quirks, err = f.quirks(n.name, n.machine, allowed{u.spec.AllowCgroupV1, u.spec.SharedDisk}, given); err != nil {
 			return "", err
 		}
 		if f.Owner == u.state.owner() {
