@@ -59,6 +59,8 @@ func writeConfig(ctx context.Context, client kubernetes.Interface, d *dirWriter)
 	}
 	if found == 0 && part.Status == PartComplete {
 		part.Status, part.Detail = PartAbsent, "the cluster has none of kubeadm's ConfigMaps"
+	} else {
+		part.Detail = fmt.Sprintf("%d ConfigMaps", found)
 	}
 	return part, clusterConfiguration, nil
 }

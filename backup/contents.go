@@ -20,7 +20,8 @@ import (
 
 // Contents is what is in an etcd snapshot file.
 type Contents struct {
-	// Revision is the newest one. Hash, TotalKeys and StorageVersion are what etcdutl says.
+	// Revision is the newest one. Hash and StorageVersion are what etcdutl says;
+	// TotalKeys is the number of keys that a client can see at Revision.
 	Revision       int64
 	Hash           uint32
 	TotalKeys      int
@@ -90,6 +91,7 @@ func (c *Contents) count(ctx context.Context, file string, tx *bolt.Tx) error {
 	prefixes := map[string]uint32{}
 	var names []string
 	live := map[[16]byte]uint32{}
+	bumped := false
 	n := 0
 	err := bucket.ForEach(func(k, v []byte) error {
 		if n++; n%10000 == 0 && ctx.Err() != nil {
@@ -98,6 +100,12 @@ func (c *Contents) count(ctx context.Context, file string, tx *bolt.Tx) error {
 		key, err := storedKey(v)
 		if err != nil {
 			return &DamagedError{file, fmt.Sprintf("revision %x: %v", k, err)}
+		}
+		if len(key) == 0 {
+			// What a restore with a revision bump leaves to hold the new revision. No
+			// client can write or read a key without a name, and etcdutl counts it.
+			bumped = true
+			return nil
 		}
 		sum := sha256.Sum256(key)
 		id := [16]byte(sum[:16])
@@ -127,6 +135,9 @@ func (c *Contents) count(ctx context.Context, file string, tx *bolt.Tx) error {
 	}
 	for _, p := range live {
 		c.Counts[names[p]]++
+	}
+	if bumped {
+		c.TotalKeys--
 	}
 	if len(live) != c.TotalKeys {
 		return &DamagedError{file, fmt.Sprintf("%d keys by one count, %d by etcdutl's", len(live), c.TotalKeys)}

@@ -368,6 +368,11 @@ func TestRestoreEtcd(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.check(t, b, cli, r)
+	// What was restored can be backed up: the revision was moved forward by an entry that is no key.
+	again, err := Create(t.Context(), Options{Dir: t.TempDir(), REST: f.api.config(), Hosts: f.hosts()})
+	if err != nil || again.Manifest.Level != Opened || again.Manifest.Etcd.Revision <= r.Revision {
+		t.Errorf("backup after the restore: %+v, %v", again, err)
+	}
 }
 
 // The connection is lost after every few commands; every next call goes on.
