@@ -192,13 +192,13 @@ func TestEachCheck(t *testing.T) {
 		{"manifest-drift", "fine", []change{to("1.37.2")}, nil},
 		{"manifest-drift", "by hand", []change{to("1.37.2"), pod("cp1", "kube-apiserver", func(p *cluster.StaticPod) {
 			p.Args = []string{"kube-apiserver", "--secure-port=6443", "--encryption-provider-config=/e", "--audit-log-path=/a"}
-		})}, []string{"fail cp1/kube-apiserver: has --audit-log-path, --encryption-provider-config, which kubeadm does not write"}},
+		})}, []string{"fail cp1/kube-apiserver: has --audit-log-path, --encryption-provider-config: neither kubeadm nor"}},
 		{"manifest-drift", "in extraArgs", []change{to("1.37.2"), pod("cp1", "kube-apiserver", func(p *cluster.StaticPod) { p.Args = []string{"--audit-log-path=/a"} }), state(func(s *cluster.State) {
 			s.Kubeadm.ExtraArgs = map[string][]cluster.Flag{"apiServer": {{Name: "audit-log-path", Value: "/a"}}}
 		})}, nil},
 		{"manifest-drift", "a volume by hand", []change{to("1.37.2"), pod("cp1", "kube-apiserver", func(p *cluster.StaticPod) {
 			p.Args, p.HostPaths = []string{"--tls-cert-file=/etc/kubernetes/pki/apiserver.crt"}, []string{"/etc/kubernetes/pki", "/var/log/audit", "/etc/enc"}
-		}), state(func(s *cluster.State) { s.Kubeadm.ExtraVolumes = map[string][]string{"apiServer": {"/etc/enc"}} })}, []string{"fail cp1/kube-apiserver: has volume /var/log/audit, which"}},
+		}), state(func(s *cluster.State) { s.Kubeadm.ExtraVolumes = map[string][]string{"apiServer": {"/etc/enc"}} })}, []string{"fail cp1/kube-apiserver: has volume /var/log/audit: neither"}},
 		{"manifest-drift", "in extraArgs of another", []change{to("1.37.2"), pod("cp2", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"--quota-backend-bytes=8"} }), state(func(s *cluster.State) {
 			s.Kubeadm.ExtraArgs = map[string][]cluster.Flag{"apiServer": {{Name: "quota-backend-bytes", Value: "8"}}}
 		})}, []string{"fail cp2/etcd: put it into etcd.extraArgs"}},
@@ -423,7 +423,7 @@ func TestEachCheck(t *testing.T) {
 		{"pdb-blocks-drain", "unread", []change{unread("poddisruptionbudgets", cluster.UnreadForbidden)}, []string{"blocked budgets: coverage@"}},
 
 		{"pods-without-controller", "fine", []change{state(ct.Deployment("shop", "web", 1, "w1"))}, nil},
-		{"pods-without-controller", "one", []change{state(ct.BarePod("default", "lonely", "w1"))}, []string{"fail default/lonely: --accept pods-without-controller@default/lonely"}},
+		{"pods-without-controller", "one", []change{state(ct.BarePod("default", "lonely", "w1"))}, []string{"fail default/lonely: accepted, the drain deletes it"}},
 		{"pods-without-controller", "done", []change{state(ct.BarePod("default", "lonely", "w1"), func(s *cluster.State) { s.Pods[0].Phase = "Succeeded" })}, nil},
 		{"pods-without-controller", "static", []change{state(ct.BarePod("kube-system", "etcd-cp1", "cp1"), func(s *cluster.State) { s.Pods[0].Mirror = true })}, nil},
 		{"pods-without-controller", "unread", []change{unread("pods", cluster.UnreadForbidden)}, []string{"blocked pods: coverage@pods"}},

@@ -47,7 +47,7 @@ func manifestDrift(_ context.Context, in *Input) []Result {
 				status, remedy = Warn, "see that a patch in "+in.Goal.PatchesDir+" of node "+n.Name+" puts it in"
 			}
 			out = append(out, finding(status, n.Name+"/"+sp.Component, remedy,
-				"the manifest of %s on node %s has %s, which kubeadm does not write and ConfigMap kubeadm-config does not have: an upgrade writes the manifest anew without it", sp.Component, n.Name, strings.Join(lost, ", ")))
+				"the manifest of %s on node %s has %s: neither kubeadm nor ConfigMap kubeadm-config brings that, and an upgrade writes the manifest anew without it", sp.Component, n.Name, strings.Join(lost, ", ")))
 		}
 	}
 	return passIfClean(out, "control-plane", "every flag is kubeadm's own or in ConfigMap kubeadm-config")

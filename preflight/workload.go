@@ -138,7 +138,7 @@ func barePods(_ context.Context, in *Input) []Result {
 		n++
 		if p.Owner == "" {
 			id := p.Namespace + "/" + p.Name
-			out = append(out, finding(Fail, id, "give it a controller (a Deployment, for instance), delete it, or accept its loss: --accept pods-without-controller@"+id,
+			out = append(out, finding(Fail, id, "give it a controller (a Deployment, for instance), or delete it; accepted, the drain deletes it",
 				"pod %s on node %s has no controller: a drain deletes it and nothing makes it anew", id, p.Node))
 		}
 	}

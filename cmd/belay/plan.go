@@ -85,7 +85,7 @@ first change and goes past these findings alone. There is no --force.`,
 				if err := printFindings(d.out, findings); err != nil {
 					return err
 				}
-				return &codedError{err: fmt.Errorf("no plan: %d findings stand in the way", blocking(findings)), code: exitBlocked, next: firstRemedy(findings)}
+				return &codedError{err: fmt.Errorf("no plan: %s in the way", standing(blocking(findings))), code: exitBlocked, next: firstRemedy(findings)}
 			}
 			b, err := p.Encode()
 			if err != nil {
@@ -291,6 +291,13 @@ func blocking(fs []plan.Finding) int {
 		}
 	}
 	return n
+}
+
+func standing(n int) string {
+	if n == 1 {
+		return "1 finding stands"
+	}
+	return fmt.Sprintf("%d findings stand", n)
 }
 
 func firstRemedy(fs []plan.Finding) string {
