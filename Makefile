@@ -27,7 +27,7 @@ build: ## Build bin/belay
 
 .PHONY: deps
 deps: ## Install the Debian packages that bundles, machines and tests need (root)
-	@missing=""; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	@missing=""; for p in $(PACKAGES); do dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then \
 	  [ "$$(id -u)" = 0 ] || { echo "missing Debian packages:$$missing"; echo "next: sudo apt-get install$$missing"; exit 1; }; \
 	  echo "==> installing Debian packages:$$missing"; \
