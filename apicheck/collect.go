@@ -27,6 +27,7 @@ type collector struct {
 	findings   []Finding
 	unreadable []Unread
 	read       map[[2]string]int // what, why -> count
+	walked     int               // objects of the document under way
 }
 
 func (j *judge) collector() *collector { return &collector{judge: j, read: map[[2]string]int{}} }

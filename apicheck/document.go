@@ -21,6 +21,8 @@ const (
 	maxNesting = 20
 	// maxDepth bounds the depth of any tree that is walked.
 	maxDepth = 200
+	// maxObjects bounds the objects of one document: lists of aliases of lists can be endless.
+	maxObjects = 200_000
 )
 
 // part is one YAML document of a text.
@@ -73,6 +75,7 @@ func (c *collector) text(og origin, text []byte) {
 
 // part judges one document by parsing it.
 func (c *collector) part(og origin, p part) {
+	c.walked = 0
 	trimmed := bytes.TrimSpace(bytes.TrimPrefix(p.text, []byte("---")))
 	if len(trimmed) == 0 {
 		return
@@ -206,6 +209,7 @@ func (c *collector) bigJSON(og origin, p part, dec *json.Decoder, lines *lineCou
 			if scalar(node, "kind") == "" {
 				unnamed++
 			}
+			c.walked = 0 // JSON has no aliases
 			c.walk(og, p.line-1, node, fmt.Sprintf("items[%d]", items), lifecycle.GVK{}, 1)
 			items++
 		}
@@ -314,6 +318,12 @@ func (c *collector) walk(og origin, line int, n *yaml.Node, path string, inherit
 		return
 	}
 	at := og.lineOffset + line + n.Line
+	if c.walked++; c.walked > maxObjects {
+		if c.walked == maxObjects+1 {
+			c.unread(og.what, at, "more than %d objects in one document", maxObjects)
+		}
+		return
+	}
 	if n.Kind == yaml.SequenceNode && path == "" {
 		// A bare array of objects, as kubectl's jsonpath and some tools write it.
 		for i, e := range n.Content {

@@ -140,6 +140,7 @@ func TestManifests(t *testing.T) {
 		{"merged apiVersion", 24, 25, "apiVersion: v1\nkind: List\nx-base: &base {apiVersion: batch/v1beta1}\nitems:\n- <<: *base\n  kind: CronJob\n", []string{"batch/v1beta1 CronJob@items[0]:3"}, Findings},
 		{"aliased kind", 24, 25, "apiVersion: batch/v1beta1\nmetadata: {name: &k CronJob}\nkind: *k\n", []string{"batch/v1beta1 CronJob@:1"}, Findings},
 		{"cyclic anchors", 24, 25, "apiVersion: v1\nkind: List\nitems: &i\n- apiVersion: v1\n  kind: List\n  items: *i\n", []string{"unread stdin:"}, Unknown},
+		{"cyclic anchors that branch", 24, 25, "&a {apiVersion: v1, kind: List, items: [*a, *a, *a, *a, *a, *a, *a, *a]}\n", []string{"unread stdin:1 lists are nested too deep", "unread stdin:1 more than 200000 objects"}, Unknown},
 		{"cyclic anchor of an object", 24, 25, "&a {apiVersion: v1, kind: List, items: [*a]}\n", []string{"unread stdin:"}, Unknown},
 		{"broken document, the rest is scanned", 24, 25, "apiVersion: v1\nkind: [Pod\n---\napiVersion: batch/v1beta1\nkind: CronJob\n", []string{"batch/v1beta1 CronJob@:4", "unread stdin:"}, Unknown},
 		{"key stands twice", 24, 25, "apiVersion: batch/v1\napiVersion: batch/v1beta1\nkind: CronJob\n", []string{"unread stdin:1 apiVersion or kind stands twice"}, Unknown},

@@ -484,11 +484,22 @@ func (d *document) verify(out []byte) error {
 	return nil
 }
 
-// equal compares what two trees mean, with aliases followed.
-func equal(a, b *yaml.Node, depth int) bool {
+// equal compares what two trees mean, with aliases followed. depth is that of the trees within a larger one.
+func equal(a, b *yaml.Node, depth int) bool { return same(a, b, depth, map[[2]*yaml.Node]bool{}) }
+
+// same remembers the pairs that it began to compare behind aliases, each of which it compares once: aliases of aliases can
+// make few lines endless.
+func same(a, b *yaml.Node, depth int, begun map[[2]*yaml.Node]bool) bool {
+	aliased := a != nil && a.Kind == yaml.AliasNode || b != nil && b.Kind == yaml.AliasNode
 	a, b = yamltext.Resolve(a), yamltext.Resolve(b)
 	if a == nil || b == nil || depth > 500 {
 		return a == b
+	}
+	if aliased {
+		if begun[[2]*yaml.Node{a, b}] {
+			return true
+		}
+		begun[[2]*yaml.Node{a, b}] = true
 	}
 	if a.Kind != b.Kind || len(a.Content) != len(b.Content) {
 		return false
@@ -497,7 +508,7 @@ func equal(a, b *yaml.Node, depth int) bool {
 		return a.Value == b.Value && a.ShortTag() == b.ShortTag()
 	}
 	for i := range a.Content {
-		if !equal(a.Content[i], b.Content[i], depth+1) {
+		if !same(a.Content[i], b.Content[i], depth+1, begun) {
 			return false
 		}
 	}

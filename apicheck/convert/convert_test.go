@@ -2,10 +2,12 @@ package convert
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/belayops/belay/apicheck/lifecycle"
+	"github.com/belayops/belay/apicheck/schema"
 	"github.com/belayops/belay/apicheck/yamltext"
 )
 
@@ -111,6 +113,23 @@ func TestConvert(t *testing.T) {
 	}
 }
 
+// Aliases of aliases are few lines, and endless when they are written out.
+func TestBombsOfAliases(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("apiVersion: batch/v1beta1\nkind: CronJob\nspec:\n  schedule: a\n  jobTemplate:\n    metadata:\n      annotations:\n        a: x\nx0: &a0 {a: b}\n")
+	for i := range 60 {
+		fmt.Fprintf(&b, "x%d: &a%d [*a%d, *a%d, *a%d]\n", i+1, i+1, i, i, i)
+	}
+	o := options(t, 24, 25)
+	o.Accept = []string{"*"}
+	if r := Text(o, []byte(b.String())); len(r.Changes) != 1 {
+		t.Errorf("changes %+v, kept %+v", r.Changes, r.Kept)
+	}
+	if r := Text(o, []byte("apiVersion: batch/v1beta1\nkind: CronJob\nx: &x {<<: [*x, *x, *x, *x, *x, *x]}\n<<: *x\n")); len(r.Changes)+len(r.Kept)+len(r.Gaps) == 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestDropAndOnlyRemoved(t *testing.T) {
 	o := options(t, 24, 25)
 	o.Drop, o.OnlyRemoved = true, true
@@ -154,6 +173,10 @@ func FuzzText(f *testing.F) {
 	}
 	o := options(f, 21, 37)
 	o.Accept = []string{"*"}
+	var err error
+	if o.Schema, err = schema.Default(); err != nil {
+		f.Fatal(err)
+	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 1<<14 {
 			return

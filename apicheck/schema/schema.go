@@ -153,11 +153,20 @@ type validation struct {
 	at       int
 	problems []Problem
 	values   int
+	ended    bool
 }
 
 func (v *validation) add(f Fault, path string, line int, format string, args ...any) {
 	if len(v.problems) < maxProblems {
 		v.problems = append(v.problems, Problem{f, path, line, fmt.Sprintf(format, args...)})
+	}
+}
+
+// full says once that no more is looked at.
+func (v *validation) full(path string, line int) {
+	if !v.ended {
+		v.ended = true
+		v.add(Mistyped, path, line, "more than %d values, aliases followed", maxValues)
 	}
 }
 
@@ -170,9 +179,7 @@ func (v *validation) value(n *yaml.Node, typ, path string, line, depth int) {
 		line = n.Line
 	}
 	if v.values++; v.values > maxValues {
-		if v.values == maxValues+1 {
-			v.add(Mistyped, path, line, "more than %d values, aliases followed", maxValues)
-		}
+		v.full(path, line)
 		return
 	}
 	if typ == "any" || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
@@ -221,6 +228,9 @@ func looseBool(n *yaml.Node, typ string) bool {
 // entries calls yield for every entry of a mapping, what is merged into it included.
 func (v *validation) entries(n *yaml.Node, depth int, yield func(key, val *yaml.Node)) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
+		if v.values++; v.values > maxValues { // merges of merges can be endless too
+			return
+		}
 		key, val := n.Content[i], n.Content[i+1]
 		if key.Tag != "!!merge" {
 			yield(key, val)
@@ -253,6 +263,10 @@ func (v *validation) fields(n *yaml.Node, fields map[string]field, path string, 
 		seen[key.Value] = true
 		v.value(val, f.typ, join(path, key.Value), l, depth+1)
 	})
+	if v.values > maxValues {
+		v.full(path, line)
+		return
+	}
 	var missing []string
 	for name, f := range fields {
 		if f.required && !seen[name] && f.first <= v.at && (f.last == 0 || f.last >= v.at) {

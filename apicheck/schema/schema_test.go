@@ -68,6 +68,9 @@ func TestValidate(t *testing.T) {
 }
 
 func TestValidateEndsOnCycles(t *testing.T) {
+	if got := problems(t, testSet(t), 37, "apps/v1", "Deployment", "&a {<<: [*a, *a, *a]}\n"); len(got) != 1 || !strings.Contains(got[0], "values, aliases followed") {
+		t.Errorf("%q", got)
+	}
 	got := problems(t, testSet(t), 37, "apiextensions.k8s.io/v1", "CustomResourceDefinition",
 		"spec: {group: a, names: {kind: A, plural: as}, scope: Cluster, versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {properties: &p {a: {properties: *p}, b: {properties: *p}}}}}]}\n")
 	if len(got) != 1 || !strings.Contains(got[0], "values, aliases followed") {

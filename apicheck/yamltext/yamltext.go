@@ -93,11 +93,15 @@ func Resolve(n *yaml.Node) *yaml.Node {
 }
 
 // Field finds a key of a mapping, also in what is merged into it.
-func Field(n *yaml.Node, key string) *yaml.Node { return fieldDepth(n, key, 0) }
+func Field(n *yaml.Node, key string) *yaml.Node {
+	looked := 0
+	return fieldDepth(n, key, 0, &looked)
+}
 
-func fieldDepth(n *yaml.Node, key string, depth int) *yaml.Node {
+// fieldDepth looks into no more than a thousand mappings: merges of merges can be endless.
+func fieldDepth(n *yaml.Node, key string, depth int, looked *int) *yaml.Node {
 	n = Resolve(n)
-	if n == nil || n.Kind != yaml.MappingNode || depth > 10 {
+	if *looked++; n == nil || n.Kind != yaml.MappingNode || depth > 10 || *looked > 1000 {
 		return nil
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -118,7 +122,7 @@ func fieldDepth(n *yaml.Node, key string, depth int) *yaml.Node {
 			from = merged.Content
 		}
 		for _, m := range from {
-			if v := fieldDepth(m, key, depth+1); v != nil {
+			if v := fieldDepth(m, key, depth+1, looked); v != nil {
 				return v
 			}
 		}
