@@ -121,7 +121,7 @@ type drainNode struct{ *task }
 func (h drainNode) helper(ctx context.Context, s plan.Step) *drain.Helper {
 	return &drain.Helper{
 		Ctx: ctx, Client: h.Client,
-		Force: s.Params.DeleteBare, IgnoreAllDaemonSets: true, DeleteEmptyDirData: s.Params.DeleteEmptyDir,
+		Force: len(s.Params.BarePods) > 0, IgnoreAllDaemonSets: true, DeleteEmptyDirData: s.Params.DeleteEmptyDir,
 		GracePeriodSeconds: -1, Timeout: time.Duration(s.Params.TimeoutSeconds) * time.Second,
 		// kubectl's command sets these 5 seconds, its library none: a pod that a budget holds would be asked for without a pause.
 		EvictErrorRetryDelay: 5 * h.poll(),
@@ -132,7 +132,7 @@ func (h drainNode) helper(ctx context.Context, s plan.Step) *drain.Helper {
 			}
 			name := p.Namespace + "/" + p.Name
 			finished := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-			if s.Params.DeleteBare && metav1.GetControllerOf(&p) == nil && !finished && !slices.Contains(s.Params.BarePods, name) {
+			if len(s.Params.BarePods) > 0 && metav1.GetControllerOf(&p) == nil && !finished && !slices.Contains(s.Params.BarePods, name) {
 				// Force is for all or none; what was accepted is these and no others.
 				return drain.MakePodDeleteStatusWithError("pods that no controller makes anew, and that the plan does not name: delete them by hand, or plan anew")
 			}

@@ -28,7 +28,7 @@ func (b *builder) simulateDrains() {
 		}
 		for _, p := range sim.bare[st.Node] {
 			if b.waived[cluster.IDBarePods+"@"+p] {
-				st.Params.BarePods, st.Params.DeleteBare = append(st.Params.BarePods, p), true
+				st.Params.BarePods = append(st.Params.BarePods, p)
 			}
 		}
 		slices.Sort(st.Params.BarePods)

@@ -141,8 +141,6 @@ type Params struct {
 	// controller, "namespace/name", that somebody accepted to lose: a drain deletes these and no others.
 	DeleteEmptyDir bool     `json:"deleteEmptyDir,omitempty"`
 	BarePods       []string `json:"barePods,omitempty"`
-	// DeleteBare says that there are BarePods.
-	DeleteBare bool `json:"deleteBare,omitempty"`
 	// TimeoutSeconds bounds a drain.
 	TimeoutSeconds int `json:"timeoutSeconds,omitempty"`
 	// Accept are the waivers, "id@subject", with which PreflightGate runs the checks.

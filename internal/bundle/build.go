@@ -32,6 +32,7 @@ type Options struct {
 
 	// For tests: sources other than the real ones, and how often a running compile is reported.
 	source    source
+	sample    func(ctx context.Context, b *builder) ([]unit, Component, error)
 	heartbeat time.Duration
 }
 
@@ -83,6 +84,9 @@ func Build(ctx context.Context, o Options) (*Bundle, error) {
 		return nil, errors.New("build bundle: no Kubernetes version given")
 	}
 	o.Root, o.Arch, o.Sink = root, arch, event.Or(o.Sink)
+	if o.sample == nil {
+		o.sample = sampleUnits
+	}
 	if o.heartbeat <= 0 {
 		o.heartbeat = 10 * time.Second
 	}
@@ -124,7 +128,7 @@ func (b *builder) emit(e event.Event) {
 }
 
 func (b *builder) build(ctx context.Context) (_ *Bundle, err error) {
-	if bundle, err := b.complete(); bundle != nil || err != nil {
+	if bundle, err := b.complete(); err != nil || bundle != nil && !oldSample(bundle) {
 		return bundle, err
 	}
 	if runtime.GOOS != "linux" {
@@ -141,7 +145,10 @@ func (b *builder) build(ctx context.Context) (_ *Bundle, err error) {
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 	if bundle, err := b.complete(); bundle != nil || err != nil {
-		return bundle, err
+		if err != nil || !oldSample(bundle) {
+			return bundle, err
+		}
+		return b.renewSample(ctx, bundle)
 	}
 	if bundle, err := b.finishRename(ctx); bundle != nil || err != nil {
 		return bundle, err
@@ -171,9 +178,90 @@ func (b *builder) complete() (*Bundle, error) {
 	if s := b.o.Source; s != "" && s != SourceAuto && s != m.Source {
 		return nil, fmt.Errorf("%s is there already, from source %s; remove the directory to build it from source %s", b.final, m.Source, s)
 	}
+	if oldSample(bundle) {
+		return bundle, nil
+	}
 	b.total = len(m.Files)
 	b.emit(event.Event{Type: event.RunFinished, Msg: fmt.Sprintf("bundle %s is there already (%d files)", filepath.Base(b.final), len(m.Files))})
 	return bundle, nil
+}
+
+// sampleFile is the image of belay's own sample in a bundle; nil if it has none, as one that was made without Go.
+func sampleFile(b *Bundle) *File {
+	for i, f := range b.manifest.Files {
+		if f.Role == RoleSample {
+			return &b.manifest.Files[i]
+		}
+	}
+	return nil
+}
+
+// oldSample says whether a bundle holds the sample of another belay. All else in a bundle belongs to its Kubernetes version and stays as it was
+// built; the sample belongs to the belay whose demonstrations use it.
+func oldSample(b *Bundle) bool {
+	f := sampleFile(b)
+	return f != nil && f.Ref != sampleRef()
+}
+
+// renewSample puts this belay's sample into a complete bundle, whose other files are taken as they are.
+func (b *builder) renewSample(ctx context.Context, have *Bundle) (*Bundle, error) {
+	units, component, err := b.o.sample(ctx, b)
+	if err != nil {
+		b.emit(event.Event{Type: event.Warning, Msg: "the bundle keeps the sample of an earlier belay", Err: err.Error()})
+		return have, nil
+	}
+	if err := os.RemoveAll(b.dir); err != nil {
+		return nil, err
+	}
+	m := have.manifest
+	m.Files = nil
+	for _, f := range have.manifest.Files {
+		if f.Role == RoleSample {
+			continue
+		}
+		m.Files = append(m.Files, f)
+		to := b.file(f.Path)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			return nil, err
+		}
+		// The same file under both names: whoever has it open keeps it.
+		if err := os.Link(filepath.Join(have.dir, filepath.FromSlash(f.Path)), to); err != nil {
+			return nil, err
+		}
+	}
+	for _, d := range []string{workDir, recordDir} {
+		if err := os.MkdirAll(b.file(d), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	b.total = len(units)
+	b.emit(event.Event{Type: event.RunStarted, Msg: fmt.Sprintf("bundle %s holds the sample of another belay: making this one's", filepath.Base(b.final))})
+	for _, u := range units {
+		if err := b.do(ctx, u); err != nil {
+			return nil, err
+		}
+		if f := b.done[u.name]; !strings.HasPrefix(u.name, workDir+"/") {
+			m.Files = append(m.Files, f)
+		}
+	}
+	m.Components = slices.Clone(m.Components)
+	for i, c := range m.Components {
+		if c.Name == component.Name {
+			m.Components[i] = component
+		}
+	}
+	return b.finish(m)
+}
+
+// sampleUnits make this belay's sample.
+func sampleUnits(ctx context.Context, b *builder) ([]unit, Component, error) {
+	g := &gomod{b: b}
+	var err error
+	if g.goVersion, err = goVersion(ctx); err != nil {
+		return nil, Component{}, err
+	}
+	r := embeddedRecipe("sample", sampleVersion, sampleSource)
+	return []unit{g.unit(r, r.binaries[0]), b.packUnit(g.sampleImage(r))}, Component{r.name, r.version}, nil
 }
 
 // finishRename ends a build that was interrupted after its manifest was written.
@@ -201,8 +289,20 @@ func (b *builder) finishRename(ctx context.Context) (*Bundle, error) {
 	return b.publish()
 }
 
+// publish gives the finished directory its name. One that it replaces is moved away first and removed afterwards: a kill in between leaves a
+// finished build, which the next one gives its name.
 func (b *builder) publish() (*Bundle, error) {
+	old := filepath.Join(b.o.Root, "."+filepath.Base(b.final)+".old")
+	if err := os.RemoveAll(old); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(b.final, old); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	if err := os.Rename(b.dir, b.final); err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(old); err != nil {
 		return nil, err
 	}
 	if err := atomicfile.SyncDir(b.o.Root); err != nil {

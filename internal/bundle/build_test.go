@@ -231,6 +231,61 @@ func TestBuildEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// A bundle that an earlier belay built gets this one's sample, and keeps every other file as it is.
+func TestBuildRenewsTheSample(t *testing.T) {
+	s := newFakeSource()
+	s.content["images/sample-0.9.tar"] = "old"
+	s.order = append(s.order, "images/sample-0.9.tar")
+	root := t.TempDir()
+	o := Options{Root: root, Version: testVersion, source: s}
+	first, err := Build(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := 0
+	fail := errors.New("no go command")
+	o.sample = func(_ context.Context, _ *builder) ([]unit, Component, error) {
+		return []unit{{name: "images/sample-new.tar", verb: "packing", subject: "sample", key: func() (string, error) { return "k", nil },
+			make: func(_ context.Context, dest string, _ func(string)) (File, error) {
+				made++
+				return File{Kind: KindImage, Component: "sample", Version: sampleVersion, From: "a test", Ref: sampleRef(), Role: RoleSample}, os.WriteFile(dest, []byte("new"), 0o644)
+			}}}, Component{"sample", sampleVersion}, fail
+	}
+	// Without Go it stays as it is, and is a bundle all the same.
+	if b, err := Build(t.Context(), o); err != nil || b.Digest() != first.Digest() {
+		t.Fatalf("without go: %v", err)
+	}
+	fail = nil
+	kept, err := os.Stat(filepath.Join(first.Dir(), "bin", "kubelet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		b, err := Build(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Verify(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+		if b.Digest() == first.Digest() || sampleFile(b).Ref != sampleRef() || len(b.manifest.Files) != len(first.manifest.Files) {
+			t.Errorf("files %+v", b.manifest.Files)
+		}
+	}
+	if made != 1 || s.made["bin/kubelet"] != 1 {
+		t.Errorf("the sample was made %d times, the kubelet %d times", made, s.made["bin/kubelet"])
+	}
+	if now, err := os.Stat(filepath.Join(first.Dir(), "bin", "kubelet")); err != nil || !os.SameFile(kept, now) {
+		t.Errorf("the kubelet is another file: %v", err)
+	}
+	if entries, err := os.ReadDir(root); err != nil || len(entries) != 2 { // and the lock
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	if _, err := os.Stat(filepath.Join(first.Dir(), "images", "sample-0.9.tar")); err == nil {
+		t.Error("the old sample is still there")
+	}
+}
+
 func TestBuildRefusesWhatIsInItsPlace(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, dirName(testVersion, hostArch()))

@@ -86,6 +86,9 @@ func (s *fakeSource) unit(name string) unit {
 			f := File{Kind: KindBinary, Component: "kubernetes", Version: "v1.36.3", From: "a test"}
 			if strings.HasPrefix(name, "images/") {
 				f.Kind, f.Ref, f.Role = KindImage, "registry.k8s.io/pause:3.10.2", RolePause
+				if strings.HasPrefix(name, "images/sample-") {
+					f.Ref, f.Role = "docker.io/belayops/sample:0.9", RoleSample
+				}
 			}
 			return f, os.WriteFile(dest, []byte(s.content[name]), 0o644)
 		},

@@ -184,7 +184,7 @@ func (g *gomod) rest(_ context.Context, images []imageRef) ([]unit, []Component,
 
 func (g *gomod) sampleImage(r recipe) imageUnit {
 	return imageUnit{
-		ref:    imageRef{ref: "docker.io/belayops/sample:" + sampleVersion, component: r.name, role: RoleSample},
+		ref:    imageRef{ref: sampleRef(), component: r.name, role: RoleSample},
 		config: imageConfig{arch: g.b.o.Arch, entrypoint: []string{"/usr/local/bin/sample"}, user: "65532:65532"}, component: r.name, version: r.version,
 		from: r.from(r.binaries[0], g.goVersion), binary: unitName(r.binaries[0], r), at: "usr/local/bin/sample",
 	}

@@ -29,6 +29,8 @@ var sampleSource []byte
 // sampleVersion is the tag of the sample image.
 const sampleVersion = "1.1"
 
+func sampleRef() string { return "docker.io/belayops/sample:" + sampleVersion }
+
 // binary is one main package of a component.
 type binary struct {
 	// name is the path below bin/ of the bundle, or the name in work/ when keep is false.

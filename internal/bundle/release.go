@@ -197,14 +197,11 @@ func (s *release) rest(ctx context.Context, images []imageRef) ([]unit, []Compon
 	units = append(units, s.pull(imageRef{ref: "docker.io/cloudnativelabs/kube-router:" + router, component: "kube-router", role: RoleCNI}, router))
 
 	// The sample is belay's own program and published nowhere.
-	g := &gomod{b: b}
-	var err error
-	if g.goVersion, err = goVersion(ctx); err != nil {
+	if sample, component, err := sampleUnits(ctx, b); err != nil {
 		b.emit(event.Event{Type: event.Warning, Msg: "no go command: the bundle will have no sample image, which demonstrations use"})
 	} else {
-		r := embeddedRecipe("sample", sampleVersion, sampleSource)
-		units = append(units, g.unit(r, r.binaries[0]), b.packUnit(g.sampleImage(r)))
-		components = append(components, Component{r.name, r.version})
+		units = append(units, sample...)
+		components = append(components, component)
 	}
 	return units, sortComponents(components), nil
 }
