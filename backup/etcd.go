@@ -283,7 +283,12 @@ func survey(ctx context.Context, a *EtcdAccess) (*etcdCluster, error) {
 			if m.cli, m.err = connect(ep, a.TLS); m.err != nil {
 				return
 			}
-			m.status, m.err = m.cli.Status(ctx, ep.URL)
+			if m.status, m.err = m.cli.Status(ctx, ep.URL); m.err != nil {
+				// gRPC tries again until its time is over, and forgets why.
+				if why := handshake(ep, a.TLS); why != nil {
+					m.err = why
+				}
+			}
 		})
 	}
 	wg.Wait()
@@ -325,6 +330,46 @@ func tryDial(ctx context.Context, ep EtcdEndpoint) error {
 		return err
 	}
 	return conn.Close()
+}
+
+// handshake connects once as a client of etcd does, and gives the reason why that fails, if it does.
+func handshake(ep EtcdEndpoint, conf *tls.Config) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	u, err := url.Parse(ep.URL)
+	if err != nil {
+		return err
+	}
+	dial := ep.Dial
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
+	}
+	conn, err := dial(ctx, "tcp", u.Host)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if conf == nil {
+		return nil
+	}
+	conf = conf.Clone()
+	conf.ServerName, conf.NextProtos = u.Hostname(), []string{"h2"}
+	c := tls.Client(conn, conf)
+	if err := c.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	// A server that does not take the client's certificate says so after the handshake.
+	if err := c.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	_, err = c.Read(make([]byte, 1))
+	if alert := tls.AlertError(0); errors.As(err, &alert) {
+		return err
+	}
+	if refused := (*net.OpError)(nil); errors.As(err, &refused) && refused.Op == "remote error" {
+		return err
+	}
+	return nil
 }
 
 func (m *member) isLeader() bool {

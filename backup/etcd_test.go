@@ -2,16 +2,20 @@ package backup
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/belayops/belay/internal/controlplane"
 )
 
 // startEtcd runs an etcd within the test, with plain HTTP on a free port.
@@ -152,5 +156,46 @@ func TestCompactedRevisionIsUnknownNotEqual(t *testing.T) {
 	live, err := m.compareLive(t.Context(), c)
 	if err != nil || live == liveEqual {
 		t.Errorf("compareLive at a compacted revision = %q, %v", live, err)
+	}
+}
+
+// Why no connection comes about is said: gRPC knows of a time that is over only.
+func TestReasonOfAFailedConnection(t *testing.T) {
+	pki, err := controlplane.NewPKI(filepath.Join(t.TempDir(), "pki"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := controlplane.NewPKI(filepath.Join(t.TempDir(), "other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	local := url.URL{Scheme: "https", Host: "127.0.0.1:0"}
+	cfg := memberConfig(pki, "m", t.TempDir(), local, url.URL{Scheme: "http", Host: "127.0.0.1:0"})
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	<-e.Server.ReadyNotify()
+	ep := EtcdEndpoint{URL: "https://" + e.Clients[0].Addr().String()}
+	conf := func(ca, client *controlplane.PKI) *tls.Config {
+		c, err := ClientTLS([]byte(readPKI(t, ca, "ca.crt")), []byte(readPKI(t, client, "etcd-client.crt")), []byte(readPKI(t, client, "etcd-client.key")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if err := handshake(ep, conf(pki, pki)); err != nil {
+		t.Errorf("with the right certificates: %v", err)
+	}
+	if err := handshake(ep, conf(other, pki)); err == nil || !strings.Contains(err.Error(), "unknown authority") {
+		t.Errorf("a CA that did not sign the member's certificate: %v", err)
+	}
+	if err := handshake(ep, conf(pki, other)); err == nil || !strings.Contains(err.Error(), "remote error") {
+		t.Errorf("a client certificate that the member does not take: %v", err)
+	}
+	if err := handshake(EtcdEndpoint{URL: "https://127.0.0.1:1"}, nil); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("nobody there: %v", err)
 	}
 }

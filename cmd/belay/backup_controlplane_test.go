@@ -27,23 +27,15 @@ import (
 	"github.com/belayops/belay/internal/kubeversion"
 )
 
-// expiredCert writes a client certificate of the same CA whose time is over.
-func expiredCert(t *testing.T, pki *controlplane.PKI, dir string) (cert, key string) {
+// expiredCert writes a client certificate whose time is over. Who signed it is never asked.
+func expiredCert(t *testing.T, dir string) (cert, key string) {
 	t.Helper()
-	read := func(name string) []byte {
-		b, err := os.ReadFile(pki.Path(name))
-		must(t, err)
-		block, _ := pem.Decode(b)
-		return block.Bytes
-	}
-	ca, err := x509.ParseCertificate(read("ca.crt"))
-	must(t, err)
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
-	// Signed with its own key: the end of its time shows before who signed it.
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+	template := &x509.Certificate{
 		SerialNumber: big.NewInt(9), Subject: pkix.Name{CommonName: "etcd-backup"}, NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(-24 * time.Hour),
-	}, ca, k.Public(), k)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, k.Public(), k)
 	must(t, err)
 	keyDER, err := x509.MarshalECPrivateKey(k)
 	must(t, err)
@@ -102,7 +94,7 @@ func TestBackupOfExternalEtcd(t *testing.T) {
 	create := func(ca, cert, key string) []string {
 		return []string{"backup", "create", "--kubeconfig", kubeconfig, "-o", filepath.Join(dir, "backups"), "--etcd-endpoint", etcd.Endpoint(), "--etcd-cacert", ca, "--etcd-cert", cert, "--etcd-key", key}
 	}
-	oldCert, oldKey := expiredCert(t, pki, dir)
+	oldCert, oldKey := expiredCert(t, dir)
 	if _, stderr := belay(exitError, create(pki.Path("ca.crt"), oldCert, oldKey)...); !strings.Contains(stderr, "etcd-backup expired at") || !strings.Contains(stderr, "renew it") {
 		t.Errorf("an expired certificate: %s", stderr)
 	}
