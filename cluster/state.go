@@ -100,6 +100,11 @@ type KubeletConfig struct {
 	FailSwapOn   *bool           `json:"failSwapOn,omitempty"`
 	CgroupDriver string          `json:"cgroupDriver,omitempty"`
 	FeatureGates map[string]bool `json:"featureGates,omitempty"`
+	// EvictionHard are thresholds by signal, as "imagefs.available": "15%" or "1Gi"; nil is the kubelet's own. With a list, a signal that is not in it
+	// has none.
+	EvictionHard map[string]string `json:"evictionHard,omitempty"`
+	// ImageGCHighThresholdPercent is how full the disk is when unused images are deleted; nil is 85.
+	ImageGCHighThresholdPercent *int32 `json:"imageGCHighThresholdPercent,omitempty"`
 }
 
 // ProxyConfig is the part of a KubeProxyConfiguration that an upgrade depends on.

@@ -315,7 +315,18 @@ func TestEachCheck(t *testing.T) {
 			h.Disks[4].FreeBytes = 2 << 30
 		})}, []string{"fail cp1/etc/kubernetes: kubeadm's copy of etcd's data takes 2.4 GiB"}},
 		{"disk-space", "images", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[2].FreeBytes = 1 << 30 })}, []string{"fail w1/var/lib/containerd: has 1.0 GiB free"}},
-		{"disk-space", "a tenth", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[0].FreeBytes = 10 << 30 })}, []string{"warn w1/: has 10 % free"}},
+		{"disk-space", "less than a tenth", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[1].FreeBytes = 9 << 30 })}, []string{"warn w1/var/lib/kubelet: has 9 % free"}},
+		{"disk-space", "one file system is told once", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[0].FreeBytes, h.Disks[1].FreeBytes, h.Disks[2].FreeBytes = 9<<30, 9<<30, 9<<30 })}, []string{"warn w1/var/lib/containerd: has 9 % free"}},
+		{"disk-space", "thresholds of the cluster's own", []change{func(in *Input) {
+			in.State.KubeletConfig.EvictionHard = map[string]string{"imagefs.available": "1Gi", "nodefs.available": "5%"}
+			high := int32(100)
+			in.State.KubeletConfig.ImageGCHighThresholdPercent = &high
+		}, host("w1", func(h *cluster.HostFacts) { h.Disks[1].FreeBytes, h.Disks[2].FreeBytes = 8<<30, 8<<30 })}, nil},
+		{"disk-space", "below one of the cluster's own", []change{func(in *Input) {
+			in.State.KubeletConfig.EvictionHard = map[string]string{"nodefs.available": "5%"}
+			high := int32(100)
+			in.State.KubeletConfig.ImageGCHighThresholdPercent = &high
+		}, host("w1", func(h *cluster.HostFacts) { h.Disks[1].FreeBytes, h.Disks[2].FreeBytes = 6<<30, 6<<30 })}, []string{"warn w1/var/lib/kubelet: has 6 % free, 3 % with the images of the upgrade: below 5 %"}},
 		{"disk-space", "too little left for staged images", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[2].TotalBytes, h.Disks[2].FreeBytes = 100<<30, 16<<30 })}, []string{"warn w1/var/lib/containerd: has 16 % free, 13 % with the images"}},
 		{"disk-space", "unread", []change{unread("node/cp1/host/du:/var/lib/etcd", cluster.UnreadTimeout)}, []string{"blocked cp1/var/lib/etcd: coverage@"}},
 		{"disk-space", "nothing known", []change{host("w1", func(h *cluster.HostFacts) { h.Disks = nil })}, []string{"unknown w1: nothing is known of the disks"}},

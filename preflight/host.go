@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/belayops/belay/cluster"
 	"github.com/belayops/belay/internal/kubeversion"
@@ -66,8 +69,48 @@ const (
 	kubeletFree  = 1 << 30
 	rootFree     = 1 << 30
 	backupFactor = 1.2 // of etcd's data, for the copy that kubeadm makes
-	evictShare   = 0.15
+
+	// The kubelet's own thresholds (https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/#hard-eviction-thresholds).
+	imagefsShare = 15
+	nodefsShare  = 10
+	imageGCHigh  = 85
 )
+
+// evictBelow is how many bytes have to be free before the kubelets evict pods, by the cluster's kubelet configuration; percent is the kubelet's own.
+func (in *Input) evictBelow(signal string, percent, total int64) int64 {
+	var hard map[string]string
+	if kc := in.State.KubeletConfig; kc != nil {
+		hard = kc.EvictionHard
+	}
+	v, ok := hard[signal]
+	switch {
+	case hard == nil:
+		return total / 100 * percent
+	case !ok:
+		return 0
+	}
+	if p, ok := strings.CutSuffix(v, "%"); ok {
+		f, err := strconv.ParseFloat(p, 64)
+		if err != nil {
+			return total / 100 * percent
+		}
+		return int64(f / 100 * float64(total))
+	}
+	q, err := resource.ParseQuantity(v)
+	if err != nil {
+		return total / 100 * percent
+	}
+	return q.Value()
+}
+
+// collectBelow is how many bytes have to be free before the kubelets delete unused images.
+func (in *Input) collectBelow(total int64) int64 {
+	high := int64(imageGCHigh)
+	if kc := in.State.KubeletConfig; kc != nil && kc.ImageGCHighThresholdPercent != nil {
+		high = int64(*kc.ImageGCHighThresholdPercent)
+	}
+	return total / 100 * (100 - high)
+}
 
 func diskSpace(_ context.Context, in *Input) []Result {
 	return in.eachHost(func(n *cluster.Node, h *cluster.HostFacts) []Result {
@@ -107,17 +150,30 @@ func diskSpace(_ context.Context, in *Input) []Result {
 		if len(out) > 0 {
 			return out
 		}
+		// What the upgrade itself brings counts too: images that are staged and not yet in use are the first that
+		// the kubelet deletes, and a static pod whose image is gone does not come back without a registry.
+		full := func(path string, comes, limit int64, what string) {
+			d := disk(path)
+			if d == nil || d.TotalBytes <= 0 || d.FreeBytes-comes >= limit {
+				return
+			}
+			out = append(out, finding(Warn, n.Name+path, "make room on "+n.Name, "%s on node %s has %d %% free, %d %% with the images of the upgrade: below %d %% the kubelet %s",
+				path, n.Name, percent(d.FreeBytes, d.TotalBytes), max(0, percent(d.FreeBytes-comes, d.TotalBytes)), percent(limit, d.TotalBytes), what))
+		}
+		images, pods := disk("/var/lib/containerd"), disk("/var/lib/kubelet")
+		one := images != nil && pods != nil && images.TotalBytes == pods.TotalBytes && images.FreeBytes == pods.FreeBytes
+		if images != nil {
+			full(images.Path, imagesFree, max(in.evictBelow("imagefs.available", imagefsShare, images.TotalBytes), in.collectBelow(images.TotalBytes)), "deletes unused images and evicts pods")
+		}
+		if pods != nil && (!one || len(out) == 0) {
+			comes := int64(0)
+			if one {
+				comes = imagesFree
+			}
+			full(pods.Path, comes, in.evictBelow("nodefs.available", nodefsShare, pods.TotalBytes), "evicts pods")
+		}
 		lowest := ""
 		for _, d := range h.Disks {
-			// What the upgrade itself brings counts too: images that are staged and not yet in use are the first that
-			// the kubelet deletes, and a static pod whose image is gone does not come back without a registry.
-			after := d.FreeBytes
-			if d.Path == "/var/lib/containerd" {
-				after -= imagesFree
-			}
-			if d.TotalBytes > 0 && float64(after) < evictShare*float64(d.TotalBytes) {
-				out = append(out, finding(Warn, n.Name+d.Path, "make room on "+n.Name, "%s on node %s has %d %% free, %d %% with the images of the upgrade: the kubelet deletes unused images below 15 %% and evicts pods below 10 %%", d.Path, n.Name, percent(d.FreeBytes, d.TotalBytes), max(0, percent(after, d.TotalBytes))))
-			}
 			if lowest == "" || d.FreeBytes < disk(lowest).FreeBytes {
 				lowest = d.Path
 			}
