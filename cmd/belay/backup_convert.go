@@ -37,7 +37,8 @@ func objectConverter(accept []string) backup.Converter {
 			return backup.Converted{}, err
 		}
 		res := convert.Text(convert.Options{DB: db, From: from.MinorVersion(), To: to.MinorVersion(), Accept: kinds, OnlyRemoved: true, Schema: fields}, object)
-		for _, k := range res.Kept {
+		if len(res.Kept) > 0 {
+			k := res.Kept[0] // one object, one reason
 			if k.Acceptable {
 				return backup.Converted{}, fmt.Errorf("%s (look at it, then go on with --accept=%s%s)", k.Why, convertAccept, k.GVK.Kind)
 			}
