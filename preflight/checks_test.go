@@ -316,7 +316,9 @@ func TestEachCheck(t *testing.T) {
 		})}, []string{"fail cp1/etc/kubernetes: kubeadm's copy of etcd's data takes 2.4 GiB"}},
 		{"disk-space", "images", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[2].FreeBytes = 1 << 30 })}, []string{"fail w1/var/lib/containerd: has 1.0 GiB free"}},
 		{"disk-space", "less than a tenth", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[1].FreeBytes = 9 << 30 })}, []string{"warn w1/var/lib/kubelet: has 9 % free"}},
-		{"disk-space", "one file system is told once", []change{host("w1", func(h *cluster.HostFacts) { h.Disks[0].FreeBytes, h.Disks[1].FreeBytes, h.Disks[2].FreeBytes = 9<<30, 9<<30, 9<<30 })}, []string{"warn w1/var/lib/containerd: has 9 % free"}},
+		{"disk-space", "one file system is told once", []change{host("w1", func(h *cluster.HostFacts) {
+			h.Disks[0].FreeBytes, h.Disks[1].FreeBytes, h.Disks[2].FreeBytes = 9<<30, 9<<30, 9<<30
+		})}, []string{"warn w1/var/lib/containerd: has 9 % free"}},
 		{"disk-space", "thresholds of the cluster's own", []change{func(in *Input) {
 			in.State.KubeletConfig.EvictionHard = map[string]string{"imagefs.available": "1Gi", "nodefs.available": "5%"}
 			high := int32(100)
