@@ -66,8 +66,8 @@ fuzz: ## Fuzz every parser for 30 seconds each
 	    echo "==> $$t in $$(dirname $$f)"; go test -run '^$$' -fuzz "^$$t$$" -fuzztime 30s ./$$(dirname $$f) || exit 1; done; done
 
 .PHONY: bench
-bench: ## Run the benchmarks
-	go test -run '^$$' -bench . -benchmem ./...
+bench: bundles ## Run the benchmarks, also those over real control planes
+	go test -tags controlplane -p 1 -timeout 60m -run '^$$' -bench . -benchmem ./...
 
 .PHONY: generate
 generate: ## Write the generated files anew: API lifecycle data, docs/checks.md
