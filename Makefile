@@ -70,7 +70,7 @@ bench: bundles ## Run the benchmarks, also those over real control planes
 	go test -tags controlplane -p 1 -timeout 60m -run '^$$' -bench . -benchmem ./...
 
 .PHONY: generate
-generate: ## Write the generated files anew: API lifecycle data, docs/checks.md
+generate: ## Write the generated files anew: API lifecycle data, docs/checks.md, docs/cli
 	go generate ./...
 	go test ./preflight -run '^TestDocs' -update
 	go test ./cmd/belay -run '^TestReference' -update
