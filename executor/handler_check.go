@@ -93,7 +93,21 @@ func (h canary) Probe(context.Context, plan.Step, bool) (Found, error) {
 }
 
 func (h canary) Apply(ctx context.Context, s plan.Step) error {
-	return verify.RunCanary(ctx, h.Client, verify.Canary{Node: s.Node, Image: s.Params.CanaryImage, Run: h.run, Poll: h.poll(), Timeout: h.patience()})
+	return h.send(ctx, s, s.Node)
+}
+
+// send sends a canary to a node. Which Services it has to reach is asked each time: an upgrade moves what is behind them.
+func (t *task) send(ctx context.Context, s plan.Step, node string) error {
+	c := verify.Canary{Node: node, Image: s.Params.CanaryImage, Run: t.run, Poll: t.poll(), Timeout: t.patience()}
+	err := t.mend(ctx, "Services of the API and of DNS to be read", func(ctx context.Context) (err error) {
+		c.Reach, err = verify.Routes(ctx, t.Client)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	t.say(s, "%s", c.Proves())
+	return verify.RunCanary(ctx, t.Client, c)
 }
 
 func (h canary) Verify(plan.Step) []condition.Condition { return nil }
@@ -132,9 +146,7 @@ func (h verifyAll) Apply(ctx context.Context, s plan.Step) error {
 		return nil
 	}
 	for _, n := range h.plan.Basis.Nodes {
-		h.say(s, "canary on %s", n.Name)
-		c := verify.Canary{Node: n.Name, Image: s.Params.CanaryImage, Run: h.run, Poll: h.poll(), Timeout: h.patience()}
-		if err := verify.RunCanary(ctx, h.Client, c); err != nil {
+		if err := h.send(ctx, s, n.Name); err != nil {
 			return err
 		}
 	}

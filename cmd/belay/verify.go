@@ -102,16 +102,21 @@ held against the cluster.`,
 				cs = append(cs, verify.HTTP(u))
 			}
 			if !noCanary {
+				reach, err := verify.Routes(ctx, client)
+				if err != nil {
+					return err
+				}
 				for _, n := range nodes.Items {
 					img := image
 					if img == "" {
 						img = pauseImage(n.Status.Images)
 					}
-					cs = append(cs, condition.Condition{Name: "a canary pod to run on " + n.Name, Check: func(ctx context.Context) error {
+					k := verify.Canary{Node: n.Name, Image: img, Run: "verify", Reach: reach, Timeout: timeout}
+					cs = append(cs, condition.Condition{Name: k.Proves(), Check: func(ctx context.Context) error {
 						if img == "" {
 							return condition.Final(fmt.Errorf("node %s has no pause image: give --canary-image", n.Name))
 						}
-						return condition.Final(verify.RunCanary(ctx, client, verify.Canary{Node: n.Name, Image: img, Run: "verify", Timeout: timeout}))
+						return condition.Final(verify.RunCanary(ctx, client, k))
 					}})
 				}
 			}

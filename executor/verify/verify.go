@@ -8,10 +8,7 @@
 package verify
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +19,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -300,124 +296,4 @@ func HTTP(url string) condition.Condition {
 		}
 		return nil
 	}}
-}
-
-// Canary is one pod that is sent to one node.
-type Canary struct {
-	Node  string
-	Image string
-	// Run marks the pod, so that leftovers are found.
-	Run string
-	// Timeout bounds the wait for it; 0 means 3 minutes. Poll is the pause between looks; 0 means a second.
-	Timeout, Poll time.Duration
-}
-
-const (
-	canaryNamespace = "kube-system"
-	// CanaryLabel marks canary pods; its value is the node.
-	CanaryLabel = "belay.dev/canary"
-)
-
-// name differs by run: a verification and a run at the same time do not take each other's pod away.
-func (k Canary) name() string {
-	sum := sha256.Sum256([]byte(k.Run))
-	return "belay-canary-" + hex.EncodeToString(sum[:3]) + "-" + k.Node
-}
-
-// Run sends the pod past the scheduler, as the node may be cordoned, waits until it is Ready with an address, and deletes it.
-func RunCanary(ctx context.Context, c kubernetes.Interface, k Canary) (err error) {
-	pods := c.CoreV1().Pods(canaryNamespace)
-	k.Timeout, k.Poll = cmp.Or(k.Timeout, 3*time.Minute), cmp.Or(k.Poll, time.Second)
-	o := condition.Options{Timeout: k.Timeout, Interval: k.Poll}
-	if err := RemoveCanary(ctx, c, k, o); err != nil {
-		return err
-	}
-	err = condition.Wait(ctx, condition.Condition{Name: "the canary pod to be accepted by the API", Check: func(ctx context.Context) error {
-		_, err := pods.Create(ctx, k.pod(), metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) {
-			return nil
-		}
-		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
-			return condition.Final(err)
-		}
-		return err
-	}}, o)
-	if err != nil {
-		return fmt.Errorf("canary on %s: %w", k.Node, err)
-	}
-	defer func() {
-		// A failed canary is deleted as well: its story is in the error.
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-		defer cancel()
-		err = errors.Join(err, RemoveCanary(cleanup, c, k, condition.Options{Interval: k.Poll}))
-	}()
-	err = condition.Wait(ctx, condition.Condition{Name: "the canary pod on " + k.Node + " to be ready", Check: func(ctx context.Context) error {
-		p, err := pods.Get(ctx, k.name(), metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		switch {
-		case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
-			return condition.Final(fmt.Errorf("pod %s/%s is %s: %s%s", canaryNamespace, p.Name, p.Status.Phase, p.Status.Message, waiting(p)))
-		case !podReady(p):
-			return condition.NotYetf("pod %s/%s is %s%s", canaryNamespace, p.Name, p.Status.Phase, waiting(p))
-		case p.Status.PodIP == "":
-			return condition.NotYetf("pod %s/%s has no address", canaryNamespace, p.Name)
-		}
-		return nil
-	}}, o)
-	if err != nil {
-		return fmt.Errorf("canary on %s: %w", k.Node, err)
-	}
-	return nil
-}
-
-// RemoveCanary deletes the canary pod of a node and a run and waits until it is gone.
-func RemoveCanary(ctx context.Context, c kubernetes.Interface, k Canary, o condition.Options) error {
-	pods := c.CoreV1().Pods(canaryNamespace)
-	name := k.name()
-	now := int64(0)
-	if o.Timeout == 0 {
-		o.Timeout = time.Minute
-	}
-	err := condition.Wait(ctx, condition.Condition{Name: "canary pod " + name + " to be gone", Check: func(ctx context.Context) error {
-		err := pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now})
-		switch {
-		case apierrors.IsNotFound(err):
-			return nil
-		case apierrors.IsForbidden(err):
-			return condition.Final(err)
-		case err != nil:
-			return err
-		}
-		return condition.NotYetf("it was deleted just now")
-	}}, o)
-	if err != nil {
-		return fmt.Errorf("remove canary of %s: %w", k.Node, err)
-	}
-	return nil
-}
-
-func (k Canary) pod() *corev1.Pod {
-	yes, no, nobody := true, false, int64(65534)
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: k.name(), Namespace: canaryNamespace,
-			Labels:      map[string]string{CanaryLabel: k.Node},
-			Annotations: map[string]string{"belay.dev/run": k.Run},
-		},
-		Spec: corev1.PodSpec{
-			NodeName:                     k.Node,
-			RestartPolicy:                corev1.RestartPolicyNever,
-			AutomountServiceAccountToken: &no,
-			EnableServiceLinks:           &no,
-			Tolerations:                  []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &nobody,
-				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			Containers: []corev1.Container{{
-				Name: "canary", Image: k.Image, ImagePullPolicy: corev1.PullIfNotPresent,
-				SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
-			}},
-		},
-	}
 }

@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -145,6 +147,58 @@ func TestCanary(t *testing.T) {
 				t.Errorf("%d pods are left, %v", len(l.Items), err)
 			}
 		})
+	}
+}
+
+func TestCanaryReachesServices(t *testing.T) {
+	service := func(namespace, name, ip string, port int32, p corev1.Protocol) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Spec: corev1.ServiceSpec{ClusterIP: ip, Ports: []corev1.ServicePort{{Port: port, Protocol: p}}}}
+	}
+	endpoints := func(namespace, of string, ready *bool) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: of + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: of}},
+			Endpoints: []discoveryv1.Endpoint{{Conditions: discoveryv1.EndpointConditions{Ready: ready}}}}
+	}
+	no := false
+	api, apiUp := service("default", "kubernetes", "10.96.0.1", 443, corev1.ProtocolTCP), endpoints("default", "kubernetes", nil)
+	for name, c := range map[string]struct {
+		objects []runtime.Object
+		want    string
+	}{
+		"none":              {nil, "[]"},
+		"both":              {[]runtime.Object{api, apiUp, service("kube-system", "kube-dns", "fd00::a", 53, ""), endpoints("kube-system", "kube-dns", nil)}, "[Service default/kubernetes (10.96.0.1:443) Service kube-system/kube-dns ([fd00::a]:53)]"},
+		"UDP alone":         {[]runtime.Object{api, apiUp, service("kube-system", "kube-dns", "10.96.0.10", 53, corev1.ProtocolUDP), endpoints("kube-system", "kube-dns", nil)}, "[Service default/kubernetes (10.96.0.1:443)]"},
+		"no address":        {[]runtime.Object{api, apiUp, service("kube-system", "kube-dns", "None", 53, ""), endpoints("kube-system", "kube-dns", nil)}, "[Service default/kubernetes (10.96.0.1:443)]"},
+		"nothing is ready":  {[]runtime.Object{api, apiUp, service("kube-system", "kube-dns", "10.96.0.10", 53, ""), endpoints("kube-system", "kube-dns", &no)}, "[Service default/kubernetes (10.96.0.1:443)]"},
+		"other's endpoints": {[]runtime.Object{api, endpoints("default", "web", nil)}, "[]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := Routes(t.Context(), fake.NewSimpleClientset(c.objects...))
+			if err != nil || fmt.Sprint(got) != c.want {
+				t.Errorf("got %v, %v, want %s", got, err, c.want)
+			}
+		})
+	}
+
+	routes := []Route{{Name: "api", Service: "default/kubernetes", Address: "10.96.0.1", Port: 443}, {Name: "dns", Service: "kube-system/kube-dns", Address: "10.96.0.10", Port: 53}}
+	client := fake.NewSimpleClientset()
+	client.PrependReactor("create", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		p := a.(k8stesting.CreateAction).GetObject().(*corev1.Pod)
+		for i, r := range routes {
+			probe := p.Spec.Containers[i].ReadinessProbe
+			if probe == nil || probe.TCPSocket == nil || probe.TCPSocket.Host != r.Address || probe.TCPSocket.Port.IntVal != r.Port {
+				t.Errorf("container %d has probe %+v, want one to %v", i, probe, r)
+			}
+			// The second is never ready.
+			p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: p.Spec.Containers[i].Name, Ready: i == 0,
+				State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
+		}
+		p.Status.Phase = corev1.PodRunning
+		return false, nil, nil
+	})
+	err := RunCanary(t.Context(), client, Canary{Node: "w1", Image: "pause", Run: "r", Reach: routes, Timeout: 50 * time.Millisecond, Poll: time.Millisecond})
+	if err == nil || !strings.Contains(err.Error(), "node w1 gets no connection to Service kube-system/kube-dns (10.96.0.10:53)") || strings.Contains(err.Error(), "default/kubernetes") {
+		t.Errorf("got %v, want the one Service that was not reached", err)
 	}
 }
 
