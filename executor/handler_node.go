@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -266,7 +267,84 @@ func (h drainNode) Verify(s plan.Step) []condition.Condition {
 			err = condition.NotYetf("%s", f.Detail)
 		}
 		return err
-	}}}
+	}}, h.volumesDetached(s)}
+}
+
+// detachPatience bounds the wait for volumes to leave a node.
+const detachPatience = 2 * time.Minute
+
+// volumesDetached waits until the volumes of the pods that left are off the node, so that they are not caught between two nodes when its
+// kubelet stops: a volume that one node alone may have is not attached elsewhere before. It is a courtesy and not a gate: an upgraded kubelet finds
+// the mounts of the old one again, so after detachPatience the step goes on and says what stayed.
+func (h drainNode) volumesDetached(s plan.Step) condition.Condition {
+	var since time.Time
+	return condition.Condition{Name: "volumes of pods that left " + s.Node + " to be detached", Check: func(ctx context.Context) error {
+		left, err := h.attached(ctx, s.Node)
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		if time.Since(since) < min(detachPatience, h.patience()/2) {
+			return condition.NotYetf("attached: %s", strings.Join(left, ", "))
+		}
+		h.say(s, "going on with volumes still attached after %s: %s; look at their driver's attacher if a pod waits for one of them",
+			time.Since(since).Round(time.Second), strings.Join(left, ", "))
+		return nil
+	}}
+}
+
+// attached names the persistent volumes that are attached to a node and that no pod on it uses, with the attachment that says so.
+func (t *task) attached(ctx context.Context, node string) ([]string, error) {
+	attachments, err := t.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list volume attachments: %w", err)
+	}
+	on := map[string]string{}
+	for _, a := range attachments.Items {
+		if pv := a.Spec.Source.PersistentVolumeName; a.Spec.NodeName == node && a.Status.Attached && pv != nil {
+			on[*pv] = a.Name
+		}
+	}
+	if len(on) == 0 {
+		return nil, nil
+	}
+	pods, err := t.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of node %s: %w", node, err)
+	}
+	used := map[string]bool{}
+	for _, p := range pods.Items {
+		if p.Spec.NodeName != node || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		for _, v := range p.Spec.Volumes {
+			switch {
+			case v.PersistentVolumeClaim != nil:
+				used[p.Namespace+"/"+v.PersistentVolumeClaim.ClaimName] = true
+			case v.Ephemeral != nil:
+				used[p.Namespace+"/"+p.Name+"-"+v.Name] = true // the name that the API gives such a claim
+			}
+		}
+	}
+	var left []string
+	for pv, attachment := range on {
+		v, err := t.Client.CoreV1().PersistentVolumes().Get(ctx, pv, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("persistent volume %s: %w", pv, err)
+		}
+		claim := ""
+		if err == nil && v.Spec.ClaimRef != nil {
+			claim = v.Spec.ClaimRef.Namespace + "/" + v.Spec.ClaimRef.Name
+		}
+		if used[claim] {
+			continue
+		}
+		left = append(left, strings.TrimSuffix(fmt.Sprintf("%s (%s, claim %s", pv, attachment, claim), ", claim ")+")")
+	}
+	slices.Sort(left)
+	return left, nil
 }
 
 // kubeletConfig is `kubeadm upgrade node` on a worker: it writes the kubelet's configuration of the new version.
