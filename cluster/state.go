@@ -190,6 +190,8 @@ type StaticPod struct {
 	Args          []string      `json:"args,omitempty"`
 	// HostPaths are the paths of the machine that it mounts.
 	HostPaths []string `json:"hostPaths,omitempty"`
+	// Resources are what its container asks for and is bounded by, as "requests.cpu=250m" or "limits.memory=1Gi", sorted.
+	Resources []string `json:"resources,omitempty"`
 }
 
 // HostFacts is what a machine says of itself.

@@ -466,7 +466,7 @@ func (r *raw) pod(p *corev1.Pod) cluster.Pod {
 		switch {
 		case out.Mirror && slices.Contains(components, component):
 			sp := cluster.StaticPod{Component: component, UID: string(p.UID), ConfigHash: p.Annotations[configHash], Image: imageOf(p.Spec, component),
-				Ready: out.Ready && !out.Terminating, Restarts: out.Restarts, Args: argsOf(p.Spec, component), HostPaths: hostPathsOf(p.Spec)}
+				Ready: out.Ready && !out.Terminating, Restarts: out.Restarts, Args: argsOf(p.Spec, component), HostPaths: hostPathsOf(p.Spec), Resources: resourcesOf(p.Spec, component)}
 			sp.Version = cluster.ImageVersion(sp.Image)
 			r.staticPods[p.Spec.NodeName] = append(r.staticPods[p.Spec.NodeName], sp)
 		case p.Labels["k8s-app"] == "kube-proxy" && p.Spec.NodeName != "":
@@ -846,6 +846,23 @@ func hostPathsOf(spec corev1.PodSpec) []string {
 	for _, v := range spec.Volumes {
 		if v.HostPath != nil {
 			out = append(out, v.HostPath.Path)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// resourcesOf gives what a container of a pod asks for and is bounded by, as cluster.StaticPod.Resources has it.
+func resourcesOf(spec corev1.PodSpec, container string) []string {
+	var out []string
+	for _, c := range spec.Containers {
+		if c.Name != container {
+			continue
+		}
+		for kind, list := range map[string]corev1.ResourceList{"requests": c.Resources.Requests, "limits": c.Resources.Limits} {
+			for name, q := range list {
+				out = append(out, fmt.Sprintf("%s.%s=%s", kind, name, q.String()))
+			}
 		}
 	}
 	slices.Sort(out)

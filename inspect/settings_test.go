@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -25,6 +26,8 @@ func TestObserveReadsOwnersAndPlaces(t *testing.T) {
 	for _, o := range a.lists["/api/v1/pods"] {
 		if p := o.(*corev1.Pod); p.Name == "kube-apiserver-cp1" {
 			p.Spec.Volumes = []corev1.Volume{{Name: "audit", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/log/audit"}}}}
+			c := &p.Spec.Containers[slices.IndexFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == "kube-apiserver" })]
+			c.Resources = corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2")}, Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("4Gi")}}
 		}
 	}
 	hosts := func(_ context.Context, node string) (host.Host, error) {
@@ -41,7 +44,7 @@ func TestObserveReadsOwnersAndPlaces(t *testing.T) {
 	if w := s.Webhooks[i]; w.ReadyEndpoints != 3 || !slices.Equal(w.EndpointNodes, []string{"w1"}) {
 		t.Errorf("webhook %+v", w)
 	}
-	if sp := s.Node("cp1").StaticPod("kube-apiserver"); !slices.Equal(sp.HostPaths, []string{"/var/log/audit"}) {
+	if sp := s.Node("cp1").StaticPod("kube-apiserver"); !slices.Equal(sp.HostPaths, []string{"/var/log/audit"}) || !slices.Equal(sp.Resources, []string{"limits.memory=4Gi", "requests.cpu=2"}) {
 		t.Errorf("kube-apiserver %+v", sp)
 	}
 	if got := s.Node("w1").Host.KubeletConfigDrift; !slices.Equal(got, []string{"maxPods"}) {

@@ -30,7 +30,7 @@ func Checks() []Check {
 			Warns: "it names another version, which the way to the target mends; its API version is deprecated; etcd is pinned", Source: "kubernetes/kubernetes cmd/kubeadm/app/cmd/upgrade/node.go, #136016, #135701"},
 		{ID: "manifest-drift", Title: "kubeadm knows what stands in the control plane's manifests", Waivable: true, Run: manifestDrift,
 			Fails: "a manifest has a flag, a value or a volume that kubeadm does not write and that is not in extraArgs or extraVolumes of ConfigMap kubeadm-config: an upgrade renders the manifests anew, and it is gone",
-			Warns: "the same, with a directory of patches in the inventory that may put it in, or without a target", Source: "kubernetes/kubernetes cmd/kubeadm/app/phases/controlplane, phases/etcd; kubernetes/kubeadm#2157"},
+			Warns: "the same, with a directory of patches in the inventory that may put it in, or without a target; a manifest has requests or limits that are not kubeadm's", Source: "kubernetes/kubernetes cmd/kubeadm/app/phases/controlplane, phases/etcd; kubernetes/kubeadm#2157"},
 		{ID: "component-flags", Title: "No component has a flag that the target lacks", Waivable: true, Run: componentFlags,
 			Fails: "a flag of kube-apiserver, kube-controller-manager or etcd is gone at the target", Source: "kubernetes/kubernetes#130162, #138002; etcd-io/etcd#19959"},
 		{ID: "feature-gates", Title: "No feature gate that the target lacks or locks", Waivable: true, Run: featureGates,

@@ -203,6 +203,12 @@ func TestEachCheck(t *testing.T) {
 			s.Kubeadm.ExtraArgs = map[string][]cluster.Flag{"apiServer": {{Name: "quota-backend-bytes", Value: "8"}}}
 		})}, []string{"fail cp2/etcd: put it into etcd.extraArgs"}},
 		{"manifest-drift", "patched", []change{to("1.37.2"), func(in *Input) { in.Goal.PatchesDir = "/patches" }, pod("cp1", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"--quota-backend-bytes=8"} })}, []string{"warn cp1/etcd: a patch in /patches of node cp1"}},
+		{"manifest-drift", "resources by hand", []change{to("1.37.2"), pod("cp1", "kube-apiserver", func(p *cluster.StaticPod) {
+			p.Resources = []string{"limits.memory=4Gi", "requests.cpu=2"}
+		})}, []string{"warn cp1/kube-apiserver: has limits.memory=4Gi, requests.cpu=2 (kubeadm writes 250m): neither"}},
+		{"manifest-drift", "kubeadm's resources", []change{to("1.37.2"), pod("cp1", "etcd", func(p *cluster.StaticPod) {
+			p.Resources = []string{"requests.cpu=100m", "requests.memory=100Mi"}
+		})}, nil},
 		{"manifest-drift", "no target", []change{pod("cp1", "etcd", func(p *cluster.StaticPod) { p.Args = []string{"--quota-backend-bytes=8"} })}, []string{"warn cp1/etcd: writes the manifest anew"}},
 		{"manifest-drift", "managed", []change{managed}, []string{"skipped control-plane: does not write"}},
 		{"manifest-drift", "unread", []change{unread("configmap/kube-system/kubeadm-config", cluster.UnreadForbidden)}, []string{"blocked control-plane: coverage@configmap/kube-system/kubeadm-config"}},

@@ -35,11 +35,19 @@ func manifestDrift(_ context.Context, in *Input) []Result {
 			for _, p := range kubeadm.LostPaths(sp.Component, sp.HostPaths, sp.Args, kc.ExtraVolumes[key]) {
 				lost = append(lost, "volume "+p)
 			}
-			if lost == nil {
+			// The component still does what it did without these.
+			status := Warn
+			if len(lost) > 0 {
+				status = Fail
+			}
+			lost = append(lost, kubeadm.LostResources(sp.Component, sp.Resources)...)
+			if len(lost) == 0 {
 				continue
 			}
-			status := Fail
 			remedy := "put it into " + key + ".extraArgs of ConfigMap kubeadm-config (kubectl -n kube-system edit configmap kubeadm-config), with extraVolumes for its files; or have kubeadm put it in: patchesDir in the inventory"
+			if status == Warn {
+				remedy = "put it into a kubeadm patch on that node, and name its directory in the inventory: patchesDir"
+			}
 			switch {
 			case in.Goal.Target.IsZero():
 				status = Warn

@@ -106,3 +106,32 @@ func LostPaths(component string, paths, args, extraVolumes []string) []string {
 	slices.Sort(lost)
 	return slices.Compact(lost)
 }
+
+// asked are the resources that kubeadm writes into the manifest of a component (ComponentResources in
+// cmd/kubeadm/app/phases/controlplane/manifests.go, and phases/etcd/local.go, of 1.31.14 to 1.37.2).
+var asked = map[string]map[string]string{
+	"kube-apiserver":          {"requests.cpu": "250m"},
+	"kube-controller-manager": {"requests.cpu": "200m"},
+	"kube-scheduler":          {"requests.cpu": "100m"},
+	"etcd":                    {"requests.cpu": "100m", "requests.memory": "100Mi"},
+}
+
+// LostResources gives those of a component's resources, each as "requests.cpu=250m", that kubeadm would not write again.
+func LostResources(component string, resources []string) []string {
+	own := asked[component]
+	if own == nil {
+		return nil
+	}
+	var lost []string
+	for _, r := range resources {
+		name, value, _ := strings.Cut(r, "=")
+		switch writes := own[name]; writes {
+		case value:
+		case "":
+			lost = append(lost, r)
+		default:
+			lost = append(lost, fmt.Sprintf("%s (kubeadm writes %s)", r, writes))
+		}
+	}
+	return lost
+}
