@@ -12,7 +12,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/belayops/belay/internal/atomicfile"
 	"github.com/belayops/belay/internal/event"
@@ -43,7 +46,8 @@ type source interface {
 	prepare(ctx context.Context) error
 	// kubeadm is the unit that makes bin/kubeadm, which is asked for the images; the last unit given is it.
 	kubeadm() []unit
-	// rest are all other units, for the images that kubeadm named, in an order in which each finds what it needs.
+	// rest are all other units, for the images that kubeadm named, in an order in which each finds what it needs: those of
+	// lanes need nothing but kubeadm.
 	rest(ctx context.Context, images []imageRef) ([]unit, []Component, error)
 }
 
@@ -53,6 +57,9 @@ type unit struct {
 	name string
 	// verb says what is done, as in "building"; subject to what.
 	verb, subject string
+	// lane, if set, is a sequence of units that is made beside the other lanes, and before all units without one. A linker and the last
+	// packages of a compile keep one processor busy; another lane uses the others meanwhile.
+	lane string
 	// key names all input: a finished file with the same key is taken as it is. It is called when the unit's turn comes.
 	key func() (string, error)
 	// make writes dest and describes it; size and sum are filled in afterwards. report gives a line of progress.
@@ -110,8 +117,25 @@ type builder struct {
 	run        string
 	start      time.Time
 
-	index, total int             // of the unit under way; total is 0 until kubeadm has named the images
-	done         map[string]File // by unit name
+	total int // of units; 0 until kubeadm has named the images
+
+	mu    sync.Mutex
+	index int             // of the unit that was begun last
+	done  map[string]File // by unit name
+}
+
+// begin counts a unit.
+func (b *builder) begin() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.index++
+	return b.index
+}
+
+func (b *builder) finished(u unit, f File) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.done[u.name] = f
 }
 
 func (b *builder) emit(e event.Event) {
@@ -341,10 +365,8 @@ func (b *builder) buildFrom(ctx context.Context, src source) (*Bundle, error) {
 	}
 	b.total = len(first) + len(rest)
 	b.emit(event.Event{Type: event.Note, Msg: fmt.Sprintf("%d files to make; kubeadm asks for %s", b.total, wanted(images))})
-	for _, u := range rest {
-		if err := b.do(ctx, u); err != nil {
-			return nil, err
-		}
+	if err := b.all(ctx, rest); err != nil {
+		return nil, err
 	}
 	m := Manifest{
 		Schema: ManifestSchema, Kubernetes: b.o.Version, Arch: b.o.Arch,
@@ -356,6 +378,34 @@ func (b *builder) buildFrom(ctx context.Context, src source) (*Bundle, error) {
 		}
 	}
 	return b.finish(m)
+}
+
+// all makes units: lanes side by side, then the others one by one. A failure ends every lane.
+func (b *builder) all(ctx context.Context, units []unit) error {
+	var names []string
+	for _, u := range units {
+		if u.lane != "" && !slices.Contains(names, u.lane) {
+			names = append(names, u.lane)
+		}
+	}
+	g, laneCtx := errgroup.WithContext(ctx)
+	sequence := func(ctx context.Context, lane string) error {
+		for _, u := range units {
+			if u.lane == lane {
+				if err := b.do(ctx, u); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	for _, name := range names {
+		g.Go(func() error { return sequence(laneCtx, name) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return sequence(ctx, "")
 }
 
 // wanted says in words which versions belong to the Kubernetes version.
@@ -407,7 +457,7 @@ func (b *builder) finish(m Manifest) (*Bundle, error) {
 
 // do makes the file of u unless it is there.
 func (b *builder) do(ctx context.Context, u unit) error {
-	b.index++
+	index := b.begin()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -416,10 +466,10 @@ func (b *builder) do(ctx context.Context, u unit) error {
 	if b.total == 0 {
 		place += ", about 30 more files after it"
 	} else {
-		place += fmt.Sprintf(", %d left", b.total-b.index)
+		place += fmt.Sprintf(", %d left", b.total-index)
 	}
 	say := func(t event.Type, msg string, err error) {
-		e := event.Event{Type: t, Step: u.name, Subject: u.subject, Index: b.index, Msg: msg, Elapsed: time.Since(began)}
+		e := event.Event{Type: t, Step: u.name, Subject: u.subject, Index: index, Msg: msg, Elapsed: time.Since(began)}
 		if err != nil {
 			e.Err = err.Error()
 		}
@@ -430,7 +480,7 @@ func (b *builder) do(ctx context.Context, u unit) error {
 		return fmt.Errorf("%s %s: %w", u.verb, u.subject, err)
 	}
 	if f, ok := b.recorded(ctx, u.name, key); ok {
-		b.done[u.name] = f
+		b.finished(u, f)
 		say(event.StepSkipped, u.subject+" is there already", nil)
 		return nil
 	}
@@ -443,7 +493,7 @@ func (b *builder) do(ctx context.Context, u unit) error {
 		say(event.StepFailed, place, err)
 		return err
 	}
-	b.done[u.name] = f
+	b.finished(u, f)
 	say(event.StepDone, fmt.Sprintf("%s: %.1f MB", u.subject, float64(f.Size)/(1<<20)), nil)
 	return nil
 }

@@ -214,6 +214,57 @@ func TestConcurrentBuildsMakeEachFileOnce(t *testing.T) {
 	}
 }
 
+func TestBuildMakesLanesSideBySide(t *testing.T) {
+	src := newFakeSource()
+	src.lanes = map[string]string{"bin/kubelet": "a", "bin/etcd": "b", "bin/cni/bridge": "b"}
+	var mu sync.Mutex
+	var begun []string
+	both := make(chan struct{})
+	src.before = func(ctx context.Context, unit string) {
+		mu.Lock()
+		begun = append(begun, unit)
+		if len(begun) == 3 { // kubeadm, and the first of each lane
+			close(both)
+		}
+		mu.Unlock()
+		if src.lanes[unit] != "" {
+			select {
+			case <-both:
+			case <-time.After(20 * time.Second):
+				t.Errorf("%s waited for the other lane, and it did not begin", unit)
+			}
+		}
+	}
+	b, err := Build(t.Context(), Options{Version: testVersion, Root: t.TempDir(), source: src})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Verify(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if len(begun) != 6 || begun[4] != "work/pause" || begun[5] != "images/pause-3.10.2.tar" {
+		t.Errorf("made in order %v: what has no lane comes after the lanes", begun)
+	}
+
+	// What fails in one lane ends the other, and is what is told.
+	src = newFakeSource()
+	src.lanes = map[string]string{"bin/kubelet": "a", "bin/etcd": "b"}
+	src.fail = map[string]error{"bin/etcd": errors.New("no space left")}
+	src.before = func(ctx context.Context, unit string) {
+		if unit == "bin/kubelet" {
+			<-ctx.Done()
+		}
+	}
+	root := t.TempDir()
+	if _, err := Build(t.Context(), Options{Version: testVersion, Root: root, source: src}); err == nil || !strings.Contains(err.Error(), "building bin/etcd: no space left") {
+		t.Errorf("got %v", err)
+	}
+	src.fail, src.before = nil, nil
+	if _, err := Build(t.Context(), Options{Version: testVersion, Root: root, source: src}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestBuildEndsWithItsContext(t *testing.T) {
 	root := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -36,6 +36,7 @@ type fakeSource struct {
 	made    map[string]int
 	content map[string]string // by unit name
 	order   []string          // without kubeadm
+	lanes   map[string]string // by unit name
 	before  func(ctx context.Context, unit string)
 	fail    map[string]error
 }
@@ -68,7 +69,7 @@ func (s *fakeSource) rest(_ context.Context, images []imageRef) ([]unit, []Compo
 
 func (s *fakeSource) unit(name string) unit {
 	return unit{
-		name: name, verb: "building", subject: name,
+		name: name, verb: "building", subject: name, lane: s.lanes[name],
 		key: func() (string, error) { return s.content[name], nil },
 		make: func(ctx context.Context, dest string, _ func(string)) (File, error) {
 			if s.before != nil {

@@ -123,11 +123,16 @@ func (g *gomod) rest(_ context.Context, images []imageRef) ([]unit, []Component,
 			components = append(components, Component{r.name, r.version})
 		}
 		for _, bin := range r.binaries {
-			units = append(units, g.unit(r, bin))
+			u := g.unit(r, bin)
+			u.lane = "others"
+			units = append(units, u)
 		}
 	}
+	// Kubernetes' own programs share what they compile among themselves, and hardly anything with the others: two lanes compile nothing twice.
 	for _, bin := range g.kube.binaries[1:] {
-		units = append(units, g.unit(g.kube, bin))
+		u := g.unit(g.kube, bin)
+		u.lane = "kubernetes"
+		units = append(units, u)
 	}
 	for _, r := range []recipe{etcd, dns, containerd, runc, cni, router, pause, sample} {
 		add(r)

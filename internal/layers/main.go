@@ -45,8 +45,8 @@ var layers = []layer{
 	}},
 	{name: "unit", what: "every package, no root, no network", args: []string{"-skip", "^TestScript", "./..."}},
 	{name: "script", what: "the belay program itself, over state files and local servers", args: []string{"-run", "^TestScript", "./cmd/belay"}},
-	{name: "controlplane", what: "real etcd and kube-apiserver processes", tag: "controlplane", args: []string{"-p", "1", "-timeout", "25m"}},
-	{name: "machines", what: "real machines and clusters", tag: "e2e", args: []string{"-p", "1", "-timeout", "45m"}},
+	{name: "controlplane", what: "real etcd and kube-apiserver processes", tag: "controlplane", args: []string{"-p", "2", "-timeout", "25m"}},
+	{name: "machines", what: "real machines and clusters", tag: "e2e", args: []string{"-p", "2", "-timeout", "45m"}},
 	{name: "demo", what: "make demo: a cluster up, checked, backed up, upgraded, verified", steps: [][]string{{"make", "demo"}}},
 }
 
