@@ -1,7 +1,6 @@
 package backup
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -526,21 +525,10 @@ func (m *member) stream(ctx context.Context, w io.Writer, progress func(int64)) 
 	if err != nil {
 		return nil, "", fmt.Errorf("snapshot of etcd member on %s: %w", m.name(), err)
 	}
-	// etcd sends 32 KiB at a time.
-	out := bufio.NewWriterSize(w, 1<<20)
-	t := newTrailerWriter(out)
-	last := time.Now()
-	buf := make([]byte, 64<<10)
-	for err == nil {
-		var n int
-		n, err = resp.Snapshot.Read(buf)
-		if _, werr := t.Write(buf[:n]); werr != nil {
-			return nil, "", errors.Join(werr, resp.Snapshot.Close())
-		}
-		if time.Since(last) > time.Second {
-			last = time.Now()
-			progress(t.n)
-		}
+	t := newTrailerWriter(w)
+	err, werr := pump(resp.Snapshot, t, progress)
+	if werr != nil {
+		return nil, "", errors.Join(werr, resp.Snapshot.Close())
 	}
 	cerr := resp.Snapshot.Close()
 	if !errors.Is(err, io.EOF) {
@@ -549,13 +537,56 @@ func (m *member) stream(ctx context.Context, w io.Writer, progress func(int64)) 
 	if cerr != nil {
 		return nil, "", fmt.Errorf("snapshot of etcd member on %s: %w", m.name(), cerr)
 	}
-	if err := out.Flush(); err != nil {
-		return nil, "", err
-	}
 	if err := t.check(); err != nil {
 		return nil, "", fmt.Errorf("snapshot of etcd member on %s: %w; take it again", m.name(), err)
 	}
 	return t, resp.Version, nil
+}
+
+// pump copies r to w until r ends, and gives r's last error, io.EOF for a whole stream, and w's. Reading and writing go on side by side, with a few
+// large pieces between them: etcd sends 32 KiB at a time, and would wait while w hashes. Both are over when pump returns.
+func pump(r io.Reader, w io.Writer, progress func(int64)) (rerr, werr error) {
+	const pieces, size = 4, 1 << 20
+	full, free := make(chan []byte, pieces), make(chan []byte, pieces)
+	for range pieces {
+		free <- make([]byte, size)
+	}
+	failed, finished := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(finished)
+		for piece := range full {
+			if werr == nil {
+				if _, werr = w.Write(piece); werr != nil {
+					close(failed)
+				}
+			}
+			free <- piece[:size]
+		}
+	}()
+	var read int64
+	last := time.Now()
+	for rerr == nil {
+		piece := <-free
+		n := 0
+		for n < len(piece) && rerr == nil {
+			var k int
+			k, rerr = r.Read(piece[n:])
+			n += k
+		}
+		full <- piece[:n]
+		if read += int64(n); time.Since(last) > time.Second {
+			last = time.Now()
+			progress(read)
+		}
+		select {
+		case <-failed:
+			rerr = errors.New("it was not read to its end")
+		default:
+		}
+	}
+	close(full)
+	<-finished
+	return rerr, werr
 }
 
 // liveEqual is what EtcdPart.LiveCounts holds when the counts agree.

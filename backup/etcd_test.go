@@ -1,9 +1,12 @@
 package backup
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -198,4 +201,61 @@ func TestReasonOfAFailedConnection(t *testing.T) {
 	if err := handshake(EtcdEndpoint{URL: "https://127.0.0.1:1"}, nil); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("nobody there: %v", err)
 	}
+}
+
+// halting gives n bytes at a time, and then an error.
+type halting struct {
+	left, at int
+	err      error
+}
+
+func (h *halting) Read(p []byte) (int, error) {
+	n := min(len(p), h.at, h.left)
+	for i := range p[:n] {
+		p[i] = byte((h.left - i) % 251)
+	}
+	h.left -= n
+	if h.left == 0 {
+		return n, h.err
+	}
+	return n, nil
+}
+
+func TestPumpCopiesAllAndEndsWithEitherSide(t *testing.T) {
+	for _, size := range []int{0, 1, 1 << 20, 1<<20 + 1, 9<<20 + 17} {
+		var want, got bytes.Buffer
+		if _, err := io.Copy(&want, &halting{left: size, at: 32 << 10, err: io.EOF}); err != nil {
+			t.Fatal(err)
+		}
+		if rerr, werr := pump(&halting{left: size, at: 32 << 10, err: io.EOF}, &got, func(int64) {}); rerr != io.EOF || werr != nil {
+			t.Errorf("%d bytes: %v, %v", size, rerr, werr)
+		}
+		if !bytes.Equal(want.Bytes(), got.Bytes()) {
+			t.Errorf("%d bytes: what came out is another", size)
+		}
+	}
+	cut := errors.New("reset by peer")
+	var got bytes.Buffer
+	if rerr, werr := pump(&halting{left: 3 << 20, at: 1000, err: cut}, &got, func(int64) {}); rerr != cut || werr != nil || got.Len() != 3<<20 {
+		t.Errorf("a cut stream: %v, %v, %d bytes", rerr, werr, got.Len())
+	}
+	// A writer that is full ends the reading of a stream that never does.
+	full := errors.New("no space left on device")
+	h := &halting{left: 1 << 40, at: 32 << 10}
+	if rerr, werr := pump(h, failingWriter{after: 2, err: full, n: new(int)}, func(int64) {}); rerr == nil || rerr == io.EOF || werr != full {
+		t.Errorf("a full disk: %v, %v", rerr, werr)
+	}
+}
+
+type failingWriter struct {
+	after int
+	n     *int
+	err   error
+}
+
+func (f failingWriter) Write(p []byte) (int, error) {
+	if *f.n++; *f.n > f.after {
+		return 0, f.err
+	}
+	return len(p), nil
 }
