@@ -392,7 +392,7 @@ func (e *Env) create(ctx context.Context, name, rootfs string) (_ *session, err 
 		if r.Subnet, err = chooseSubnet(name, taken); err != nil {
 			return err
 		}
-		if r.Sysctls, err = e.sysctlsBefore(name); err != nil {
+		if r.Sysctls, err = e.settings().before(); err != nil {
 			return err
 		}
 		if err := r.save(staging); err != nil {
@@ -695,7 +695,7 @@ func (e *Env) remove(ctx context.Context, name string, r *record) error {
 	errs = append(errs, killCgroup(ctx, e.facts.CgroupVersion, cgroupName(id)))
 	errs = append(errs, deleteLink(ctx, "", linkName(id)))
 	errs = append(errs, detachLoops(dir))
-	e.restoreSysctls(r)
+	errs = append(errs, e.restoreSettings(ctx, r))
 	// The state file goes last, or what is left would not be known as ours.
 	entries, err := os.ReadDir(dir)
 	errs = append(errs, err)
@@ -719,53 +719,6 @@ func (e *Env) remove(ctx context.Context, name string, r *record) error {
 func (e *Env) removeEmpty() {
 	if os.Remove(e.o.StateDir) == nil && filepath.Base(filepath.Dir(e.o.StateDir)) == "belay" {
 		_ = os.Remove(filepath.Dir(e.o.StateDir)) // not empty, or not there
-	}
-}
-
-// sharedSysctls are the settings that kubelet and systemd change and that all machines share with
-// the computer (kubelet: pkg/kubelet/cm, setupKernelTunables).
-func sharedSysctls() []string {
-	return []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes", "kernel/pid_max"}
-}
-
-// sysctlsBefore gives this computer's settings as they were before any network changed them.
-func (e *Env) sysctlsBefore(name string) (map[string]string, error) {
-	names, err := e.names()
-	if err != nil {
-		return nil, err
-	}
-	for _, n := range names {
-		if r, err := e.load(n); err == nil && n != name && len(r.Sysctls) > 0 {
-			return r.Sysctls, nil
-		}
-	}
-	before := map[string]string{}
-	for _, k := range sharedSysctls() {
-		if b, err := os.ReadFile(filepath.Join("/proc/sys", k)); err == nil {
-			before[k] = strings.TrimSpace(string(b))
-		}
-	}
-	return before, nil
-}
-
-// restoreSysctls puts back what machines changed, when the last network goes.
-func (e *Env) restoreSysctls(r *record) {
-	names, err := e.names()
-	if r == nil || err != nil || len(names) > 1 {
-		return
-	}
-	for _, k := range sharedSysctls() {
-		want, ok := r.Sysctls[k]
-		path := filepath.Join("/proc/sys", k)
-		b, err := os.ReadFile(path)
-		if !ok || err != nil || strings.TrimSpace(string(b)) == want {
-			continue
-		}
-		if err := os.WriteFile(path, []byte(want+"\n"), 0); err != nil {
-			e.note(event.Warning, "settings", fmt.Sprintf("cannot set %s back to %s: %v", strings.ReplaceAll(k, "/", "."), want, err))
-			continue
-		}
-		e.note(event.Note, "settings", fmt.Sprintf("set %s back from %s to %s", strings.ReplaceAll(k, "/", "."), strings.TrimSpace(string(b)), want))
 	}
 }
 
