@@ -35,7 +35,7 @@ deps: ## Install the Debian packages that bundles, machines and tests need (root
 	fi
 
 .PHONY: bundles
-bundles: build deps ## Build or fetch the bundles of both Kubernetes versions (12 to 25 minutes with cold caches, seconds with warm ones)
+bundles: build deps ## Build or fetch the bundles of both Kubernetes versions (15 to 35 minutes on two cores with cold caches, seconds with warm ones)
 	@for v in $(FROM) $(TO); do $(BIN) bundle build $$v || exit 1; done
 
 .PHONY: demo
