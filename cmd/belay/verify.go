@@ -31,7 +31,8 @@ func newVerifyCmd(d *deps) *cobra.Command {
 		Short: "Prove that a cluster is where it should be",
 		Long: `Prove that every node is Ready with the target's kubelet, that every apiserver and
 static pod runs the target, that workloads are as they were before the upgrade, that
-endpoints answer, and that a pod can be started on every node.
+endpoints answer, that a pod can be started on every node, and that every node gets a
+connection to the Services of the API and of the cluster's DNS.
 
 Workloads are compared with a baseline: the state that the newest run on this cluster
 began with, or the state file given with --baseline. What was broken before is not
