@@ -85,6 +85,8 @@ func (c *collector) auditLog(ctx context.Context, o Options, name string) error 
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
 				c.unread(name, line, "the log breaks off here: %v", err)
+			} else if line == 1 && len(bytes.TrimSpace(text)) == 0 {
+				c.unread(name, 0, "it is empty")
 			}
 			return nil
 		}

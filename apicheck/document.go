@@ -141,7 +141,7 @@ func (c *collector) json(og origin, p part) bool {
 		if n > 0 && len(bytes.TrimSpace(text[start:])) == 0 {
 			break
 		}
-		if int(start)+maxDocument < len(text) {
+		if jsonLonger(text[start:], maxDocument) {
 			// A whole cluster's dump: its items one by one.
 			ok, err := trial.bigJSON(og, p, dec, lines)
 			if err != nil {
@@ -163,6 +163,53 @@ func (c *collector) json(og origin, p part) bool {
 	return true
 }
 
+// jsonLonger says whether the JSON value that text begins with takes more than limit bytes.
+func jsonLonger(text []byte, limit int) bool {
+	if len(text) <= limit {
+		return false
+	}
+	depth, inString, escaped := 0, false, false
+	for _, b := range text[:limit] {
+		switch {
+		case escaped:
+			escaped = false
+		case inString:
+			escaped, inString = b == '\\', b != '"'
+		case b == '"':
+			inString = true
+		case b == '{' || b == '[':
+			depth++
+		case b == '}' || b == ']':
+			if depth--; depth <= 0 {
+				return false
+			}
+		}
+	}
+	return depth > 0 || inString
+}
+
+// skipJSON passes over one value without keeping it, and gives its first token.
+func skipJSON(dec *json.Decoder) (first json.Token, err error) {
+	for depth := 0; ; {
+		tok, err := dec.Token()
+		if err != nil {
+			return nil, err
+		}
+		if first == nil {
+			first = tok
+		}
+		switch tok {
+		case json.Delim('{'), json.Delim('['):
+			depth++
+		case json.Delim('}'), json.Delim(']'):
+			depth--
+		}
+		if depth == 0 {
+			return first, nil
+		}
+	}
+}
+
 // bigJSON reads a large object and judges the elements of its items as they come. The rest of it is
 // read and dropped: lists have nothing else. ok is false when it is not an object.
 func (c *collector) bigJSON(og origin, p part, dec *json.Decoder, lines *lineCounter) (ok bool, err error) {
@@ -182,15 +229,14 @@ func (c *collector) bigJSON(og origin, p part, dec *json.Decoder, lines *lineCou
 			return false, err
 		}
 		if key != "items" {
-			node, err := jsonNode(dec, lines, 1)
-			if err != nil {
+			var first json.Token
+			if first, err = skipJSON(dec); err != nil {
 				return false, err
 			}
-			switch key {
-			case "apiVersion":
-				apiVersion = node.Value
-			case "kind":
-				kind = node.Value
+			if text, is := first.(string); is && key == "apiVersion" {
+				apiVersion = text
+			} else if is && key == "kind" {
+				kind = text
 			}
 			continue
 		}
@@ -311,6 +357,19 @@ func twice(n *yaml.Node, key string) bool {
 	return seen > 1
 }
 
+// unnameable says why a mapping that looks like an object has no readable name of an API; "" for one that is no object, such as a file of values.
+// A template's braces are a mapping to YAML, and ytt's comment leaves nothing.
+func unnameable(n *yaml.Node) string {
+	version, kind, meta := field(n, "apiVersion"), field(n, "kind"), field(n, "metadata")
+	switch {
+	case version != nil && kind != nil:
+		return "apiVersion or kind is no plain text: if a template fills it in, render it and scan the result"
+	case (version != nil || kind != nil) && meta != nil && meta.Kind == yaml.MappingNode:
+		return "an object with only one of apiVersion and kind (names of fields are case-sensitive)"
+	}
+	return ""
+}
+
 // walk judges the object in a tree, or the objects of a list. line is added to the tree's lines.
 func (c *collector) walk(og origin, line int, n *yaml.Node, path string, inherit lifecycle.GVK, nesting int) {
 	n = resolve(n)
@@ -348,6 +407,10 @@ func (c *collector) walk(og origin, line int, n *yaml.Node, path string, inherit
 		return
 	}
 	if apiVersion == "" || kind == "" {
+		if why := unnameable(n); why != "" {
+			c.unread(og.what, at, "%s", why)
+			return
+		}
 		if strings.HasPrefix(path, "items[") {
 			c.unread(og.what, at, "%s has no apiVersion and kind", path)
 		}
@@ -363,7 +426,12 @@ func (c *collector) walk(og origin, line int, n *yaml.Node, path string, inherit
 	}
 	g := lifecycle.ParseGVK(apiVersion, kind)
 	if item, ok := strings.CutSuffix(kind, "List"); ok && item != "" || kind == "List" {
-		if items := field(n, "items"); items != nil && items.Kind == yaml.SequenceNode {
+		items := resolve(field(n, "items"))
+		if items != nil && items.Kind != yaml.SequenceNode && (items.Kind != yaml.ScalarNode || items.Tag != "!!null" || items.LineComment+items.HeadComment+items.FootComment != "") {
+			c.unread(og.what, at, "items of %s is no array: if a template fills it in, render it and scan the result", kind)
+			return
+		}
+		if items != nil && items.Kind == yaml.SequenceNode {
 			if nesting >= maxNesting {
 				c.unread(og.what, at, "lists are nested too deep: %d levels", nesting)
 				return

@@ -17,7 +17,8 @@ func (c *collector) fast(text []byte) bool {
 		return false
 	}
 	if len(s.apiVersion) == 0 || len(s.kind) == 0 {
-		return true // no object
+		// No object, unless one whose name the parser has to look at.
+		return !bytes.Contains(text, []byte("apiVersion")) && !bytes.Contains(text, []byte("kind"))
 	}
 	return c.names.object(c.judge, &s, text)
 }

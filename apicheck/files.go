@@ -1,6 +1,7 @@
 package apicheck
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -72,6 +73,8 @@ func (c *collector) stdin(r io.Reader) {
 		c.unread("stdin", 0, "%v", err)
 	case len(text) > maxFile:
 		c.unread("stdin", 0, "more than %d MB", maxFile>>20)
+	case len(bytes.TrimSpace(text)) == 0:
+		c.unread("stdin", 0, "nothing came: did the command before it fail?")
 	default:
 		c.covered("stdin", "manifests", 1)
 		c.text(origin{what: "stdin", source: Source{Type: SourceFile, File: "stdin"}, confidence: High}, text)
@@ -80,7 +83,11 @@ func (c *collector) stdin(r io.Reader) {
 
 // tree sends the manifest files under name to paths, and renders the charts.
 func (c *collector) tree(ctx context.Context, o Options, name string, paths chan<- string) {
-	walkManifests(ctx, name, func(p string) { paths <- p }, func(p string) { c.chart(ctx, o, p) }, func(p, why string) { c.unread(p, 0, "%s", why) })
+	found := 0
+	walkManifests(ctx, name, func(p string) { found++; paths <- p }, func(p string) { found++; c.chart(ctx, o, p) }, func(p, why string) { found++; c.unread(p, 0, "%s", why) })
+	if found == 0 && ctx.Err() == nil {
+		c.unread(name, 0, "holds no manifest (*.yaml, *.yml, *.json, charts): name files that are called otherwise one by one")
+	}
 }
 
 // walkManifests calls file for a file that is named, and for every manifest in a directory; chart for charts, archives and
@@ -139,6 +146,8 @@ func walkManifests(ctx context.Context, name string, file, chart func(string), u
 			chart(p)
 		case isManifest(p):
 			file(p)
+		case isTemplate(p):
+			unread(p, "a template: render it and scan the result")
 		}
 		return nil
 	})
@@ -149,9 +158,21 @@ func walkManifests(ctx context.Context, name string, file, chart func(string), u
 
 // isManifest says whether a file of a directory is taken for a manifest. A file that is named is always read.
 func isManifest(name string) bool {
+	if filepath.Base(name) == "Kustomization" { // the third of the names that kustomize takes
+		return true
+	}
 	switch strings.ToLower(filepath.Ext(name)) {
 	case ".yaml", ".yml", ".json":
 		return true
+	}
+	return false
+}
+
+// isTemplate says whether a file is called as templates of manifests are: web.yaml.j2, web.yml.tmpl.
+func isTemplate(name string) bool {
+	switch ext := filepath.Ext(name); strings.ToLower(ext) {
+	case ".j2", ".jinja", ".jinja2", ".tmpl", ".tpl", ".gotmpl", ".erb", ".mustache", ".envsubst":
+		return isManifest(strings.TrimSuffix(name, ext))
 	}
 	return false
 }

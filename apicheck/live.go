@@ -178,6 +178,7 @@ func (l *liveCluster) scan(ctx context.Context, o Options, all *collector) error
 	if err != nil {
 		return err
 	}
+	l.namespacesExist(ctx, o.Namespaces, all)
 	var jobs []func(*collector)
 	for i, r := range resources {
 		jobs = append(jobs, func(c *collector) {
@@ -222,6 +223,16 @@ func namespaces(o Options, namespaced bool) []string {
 	return o.Namespaces
 }
 
+// namespacesExist finds namespaces that were chosen and are not there: the API answers a list of one with nothing, and not with an error.
+func (l *liveCluster) namespacesExist(ctx context.Context, names []string, c *collector) {
+	for _, ns := range names {
+		_, err := l.meta.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}).Get(ctx, ns, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			c.unread("namespace "+ns, 0, "there is none of that name")
+		}
+	}
+}
+
 // list judges the metadata of every object of a resource, a page at a time.
 func (l *liveCluster) list(ctx context.Context, o Options, c *collector, r resource) {
 	for _, ns := range namespaces(o, r.namespaced) {
@@ -253,7 +264,7 @@ func (c *collector) listed(what, namespace, why string, n int, err error) {
 	}
 	switch {
 	case apierrors.IsMethodNotSupported(err):
-		c.covered(what, "cannot be listed", 0)
+		c.unread(what, 0, "refuses to be listed, although the API says that it can be: %v", err)
 	case apierrors.IsForbidden(err):
 		c.unread(what, 0, "forbidden: %v", err)
 	case errors.Is(err, context.DeadlineExceeded):

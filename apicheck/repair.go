@@ -135,6 +135,7 @@ func RepairHelm(ctx context.Context, o RepairOptions) (RepairReport, error) {
 	}
 	j := &judge{db: o.DB, from: from, to: o.To, names: &harmlessNames{}}
 	c := j.collector()
+	l.namespacesExist(ctx, o.Namespaces, c)
 	byRelease := l.allRecords(ctx, o.Namespaces, c)
 	rep.Unreadable = append(rep.Unreadable, c.unreadable...)
 	var keys [][3]string
@@ -226,6 +227,12 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 	case strings.HasPrefix(latest.status, "pending-"):
 		return fail(ReleaseRefused, "revision %d is %s: an operation of Helm is under way, or was cut off; finish it or roll it back first", latest.revision, latest.status)
 	}
+	if base.status == "superseded" {
+		return fail(ReleaseRefused, "no revision is deployed, the newest is superseded: helm rollback %s REVISION -n %s first, and run it again", r.Name, r.Namespace)
+	}
+	if strings.HasPrefix(base.status, "uninstall") {
+		return fail(ReleaseRefused, "revision %d is %s: a new revision would bring the release back", base.revision, base.status)
+	}
 	r.NewRevision = latest.revision + 1
 	payload["manifest"] = marshal(newManifest)
 	if hooks != nil {
@@ -275,10 +282,25 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 		r.Status = ReleaseRepaired // a release that never was deployed: its newest failed revision counts
 		return r
 	}
+	// Begun is finished: an interrupt between the two writes would leave the release in neither state.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
 	for i, body := range old {
 		_, err := answer(l.raw.Put().AbsPath(append(path, oldRecords[i].name)...).SetHeader("Content-Type", "application/json").Body([]byte(marshal(body))).Do(ctx))
 		if err == nil {
 			continue
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && i == 0 {
+			// An answer that was lost says nothing of what was done. To take the new revision back when the old one is marked
+			// already would leave the release without a deployed one.
+			now, rerr := l.statusOf(ctx, oldRecords[i])
+			switch {
+			case rerr != nil:
+				return fail(ReleaseUnread, "mark revision %d as superseded: %v; and read it again: %v; revision %d is there and deployed, and Helm takes the newest: look with helm history %s -n %s; the old records are in %s",
+					oldRecords[i].revision, err, rerr, r.NewRevision, r.Name, r.Namespace, r.Backup)
+			case now == "superseded":
+				continue
+			}
 		}
 		if i > 0 {
 			// Helm takes the newest deployed revision: the repair holds, the old mark does no harm.
@@ -468,6 +490,21 @@ func (l *liveCluster) backup(ctx context.Context, o RepairOptions, records []rec
 	r := records[0]
 	name := filepath.Join(o.BackupDir, fmt.Sprintf("helm-%s-%s-%s-%s.json", r.namespace, r.release, r.driver, o.Now().UTC().Format("20060102T150405.000Z")))
 	return name, atomicfile.WriteFile(name, marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items}), 0o600)
+}
+
+// statusOf reads a record's status anew, from its label.
+func (l *liveCluster) statusOf(ctx context.Context, rec record) (string, error) {
+	body, err := l.fetchRaw(ctx, rec)
+	if err != nil {
+		return "", err
+	}
+	var obj struct {
+		Metadata struct{ Labels map[string]string }
+	}
+	if err := json.Unmarshal(body, &obj); err != nil {
+		return "", err
+	}
+	return obj.Metadata.Labels["status"], nil
 }
 
 // undo deletes the revision that was just created, unless somebody changed it since.

@@ -53,6 +53,15 @@ type Options struct {
 	FullParse bool
 }
 
+func countOf(names []string, name string) (n int) {
+	for _, s := range names {
+		if s == name {
+			n++
+		}
+	}
+	return n
+}
+
 // Scan reads everything that o names and judges it. The error is for what makes a scan senseless (no
 // target, a database that cannot be read, a cancelled context); whatever could not be read on the way
 // is in the report's coverage, which is then Unknown.
@@ -83,6 +92,12 @@ func Scan(ctx context.Context, o Options) (Report, error) {
 	}
 	if o.From == (kubeversion.Minor{}) {
 		o.From = kubeversion.Minor{Major: o.To.Major, Minor: o.To.Minor - 1}
+	}
+	if o.To.Major != o.From.Major {
+		return Report{}, fmt.Errorf("scan API use: from %s to %s: no known Kubernetes has another major than 1", o.From, o.To)
+	}
+	if slices.Contains(o.Files, "-") && slices.Contains(o.AuditLogs, "-") || countOf(o.AuditLogs, "-") > 1 || countOf(o.Files, "-") > 1 {
+		return Report{}, errors.New("scan API use: standard input (-) is named twice, and can be read once")
 	}
 	if o.To.Compare(o.From) < 0 {
 		return Report{}, fmt.Errorf("scan API use: the target %s is older than %s, which runs: downgrades are not judged", o.To, o.From)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -130,7 +131,8 @@ func TestManifests(t *testing.T) {
 		{"beyond the database", 37, 38, "apiVersion: resource.k8s.io/v1beta1\nkind: DeviceClass\n",
 			[]string{"warning planned resource.k8s.io/v1beta1 DeviceClass@:1", "unread Kubernetes 1.38:0 planned, not observed"}, Unknown},
 		{"values file", 36, 37, "image: nginx\nkind: DaemonSet\n---\napiVersion: v2\nname: chart\n", nil, Clean},
-		{"empty", 36, 37, "", nil, Clean},
+		{"nothing", 36, 37, " \n", []string{"unread stdin:0 nothing came"}, Unknown},
+		{"nothing but a comment", 36, 37, "# none\n", nil, Clean},
 		{"only markers and comments", 36, 37, "---\n# nothing\n---\n...\n---\n", nil, Clean},
 		{"comments, quotes, order", 24, 25, "# head\nmetadata:\n  name: x # name\nkind: 'CronJob' # kind\n\"apiVersion\": \"batch/v1beta1\"\n", []string{"batch/v1beta1 CronJob@:5"}, Findings},
 		{"certificate in a value", 24, 25, "apiVersion: v1\nkind: ConfigMap\ndata:\n  ca: |\n    -----BEGIN CERTIFICATE-----\n    abc\n    -----END CERTIFICATE-----\n---\napiVersion: batch/v1beta1\nkind: CronJob\n", []string{"batch/v1beta1 CronJob@:9"}, Findings},
@@ -150,6 +152,14 @@ func TestManifests(t *testing.T) {
 		{"template", 24, 25, "{{- if .Values.old }}\napiVersion: policy/v1beta1\n{{- else }}\napiVersion: policy/v1\n{{- end }}\nkind: PodDisruptionBudget\nmetadata:\n  name: {{ .Release.Name }}\n",
 			[]string{"error removed policy/v1beta1 PodDisruptionBudget@:2 low", "unread stdin:1 a template"}, Unknown},
 		{"templated version in whole YAML", 24, 25, "apiVersion: \"{{ .v }}\"\nkind: PodDisruptionBudget\n", []string{"unread stdin:1 apiVersion or kind is filled in by a template"}, Unknown},
+		{"braces that YAML takes for a mapping", 24, 25, "apiVersion: {{ .Values.api }}\nkind: Ingress\nmetadata:\n  name: {{ .Release.Name }}\n", []string{"unread stdin:1 apiVersion or kind is no plain text"}, Unknown},
+		{"braces for the kind", 24, 25, "apiVersion: v1\nkind: {{ .k }}\n", []string{"unread stdin:1 apiVersion or kind is no plain text"}, Unknown},
+		{"brackets for the version", 24, 25, "apiVersion: [[ .v ]]\nkind: Ingress\n", []string{"unread stdin:1 apiVersion or kind is no plain text"}, Unknown},
+		{"a version in a comment", 24, 25, "apiVersion: #@ version\nkind: Ingress\n", []string{"unread stdin:1 apiVersion or kind is no plain text"}, Unknown},
+		{"a kind with a capital", 24, 25, "apiVersion: batch/v1beta1\nKind: CronJob\nmetadata: {name: x}\n", []string{"unread stdin:1 an object with only one of"}, Unknown},
+		{"values", 24, 25, "kind: DaemonSet\nimage: {tag: 1.2}\n", nil, Clean},
+		{"templated items", 24, 25, "apiVersion: v1\nkind: List\nitems: {{ .items }}\n", []string{"unread stdin:1 items of List is no array"}, Unknown},
+		{"no items", 24, 25, "apiVersion: v1\nkind: List\nitems:\n", nil, Clean},
 		{"array of objects", 24, 25, "- {apiVersion: batch/v1beta1, kind: CronJob}\n", []string{"batch/v1beta1 CronJob@[0]:1"}, Findings},
 		{"item that is no object", 24, 25, "apiVersion: v1\nkind: List\nitems: [a, {kind: Pod}]\n", []string{"unread stdin:3 items[0] is no object", "unread stdin:3 items[1] has no apiVersion"}, Unknown},
 		{"CRLF", 24, 25, "apiVersion: v1\r\nkind: Pod\r\n---\r\napiVersion: batch/v1beta1\r\nkind: CronJob\r\n", []string{"batch/v1beta1 CronJob@:4"}, Findings},
@@ -322,4 +332,62 @@ func TestScanRefuses(t *testing.T) {
 		t.Error("a downgrade is accepted")
 	}
 	var _ lifecycle.Verdict
+}
+
+// A source that gave nothing is not clean: its name may be mistyped, and its manifests called otherwise.
+func TestSourcesWithoutManifests(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	scan := func() Report {
+		t.Helper()
+		r, err := Scan(t.Context(), Options{From: minor(24), To: minor(25), Files: []string{dir}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := scan(); r.Verdict != Unknown || !strings.Contains(lines(r)[0], "holds no manifest") {
+		t.Errorf("an empty directory: %s %v", r.Verdict, lines(r))
+	}
+	write("cronjob.yaml.j2", "apiVersion: batch/v1beta1\nkind: CronJob\n")
+	if r := scan(); r.Verdict != Unknown || !strings.Contains(lines(r)[0], "cronjob.yaml.j2") || !strings.Contains(lines(r)[0], "a template") {
+		t.Errorf("a template: %s %v", r.Verdict, lines(r))
+	}
+	write("notes.txt", "apiVersion")
+	write("Kustomization", "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\npatches: [{target: {group: batch, version: v1beta1, kind: CronJob}, path: p.yaml}]\n")
+	if r := scan(); !slices.ContainsFunc(lines(r), func(l string) bool { return strings.Contains(l, "CronJob") }) {
+		t.Errorf("a Kustomization without an extension: %v", lines(r))
+	}
+	for _, o := range []Options{
+		{From: minor(24), To: minor(25), Files: []string{"-"}, AuditLogs: []string{"-"}, Stdin: strings.NewReader("")},
+		{From: minor(24), To: kubeversion.Minor{Major: 13, Minor: 7}},
+	} {
+		if _, err := Scan(t.Context(), o); err == nil {
+			t.Errorf("%+v is taken", o)
+		}
+	}
+	log := filepath.Join(dir, "audit.log")
+	write("audit.log", "")
+	r, err := Scan(t.Context(), Options{From: minor(24), To: minor(25), AuditLogs: []string{log}})
+	if err != nil || r.Verdict != Unknown {
+		t.Errorf("an empty audit log: %s, %v", r.Verdict, err)
+	}
+}
+
+// Many small values that are large together are read one by one.
+func TestLongJSONLines(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("{\"apiVersion\":\"batch/v1beta1\",\"kind\":\"CronJob\",\"metadata\":{\"name\":\"a]}\\\"\"}}\n")
+	for i := 0; b.Len() < maxDocument*2; i++ {
+		fmt.Fprintf(&b, "{\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\",\"metadata\":{\"name\":\"c%d\"},\"data\":{\"k\":%q}}\n", i, strings.Repeat("x", 1000))
+	}
+	r := scanText(t, 24, 25, b.String())
+	if got := lines(r); len(got) != 1 || !strings.Contains(got[0], "batch/v1beta1 CronJob") || r.Verdict != Findings {
+		t.Errorf("%s: %d lines, the first %.200s", r.Verdict, len(got), got)
+	}
 }

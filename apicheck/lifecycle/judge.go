@@ -121,7 +121,7 @@ func (db *DB) Judge(g GVK, from, to Minor, stored bool) Judgement {
 	default:
 		if k.Class == Stored && !k.On(to) {
 			all = append(all, OffByDefault)
-			for m := from.Next(); m.Compare(to) <= 0 && j.Hop == (Minor{}); m = m.Next() {
+			for m := from.Next(); m.Major == to.Major && m.Compare(to) <= 0 && j.Hop == (Minor{}); m = m.Next() {
 				if k.On(Minor{Major: m.Major, Minor: m.Minor - 1}) && !k.On(m) {
 					j.Hop = m
 				}
