@@ -16,6 +16,8 @@ import (
 
 // writableAPI adds creating, updating and deleting Secrets to fakeAPI, with resource versions.
 type writableAPI struct {
+	// broken answers writes of records with an error; lost does so after it has done them.
+	broken, lost bool
 	fakeAPI
 	mu sync.Mutex
 	// conflict fails updates of this name.
@@ -63,7 +65,13 @@ func (w *writableAPI) handle(rw http.ResponseWriter, r *http.Request) bool {
 		if name == w.conflict {
 			return status(409, "Conflict")
 		}
+		if w.broken {
+			return status(500, "InternalError")
+		}
 		w.objects["secrets"][find(name)] = string(body)
+		if w.lost {
+			return status(500, "InternalError")
+		}
 		fmt.Fprint(rw, "{}")
 	case http.MethodDelete:
 		if !strings.Contains(string(body), `"resourceVersion":"9"`) {
@@ -178,6 +186,29 @@ func TestRepairHelm(t *testing.T) {
 	}
 }
 
+// An error says nothing of whether the write was done: the record is asked, or the release would be left without a deployed revision.
+func TestRepairHelmAsksAfterALostAnswer(t *testing.T) {
+	w := repairSetup(t, releaseRecord(t, "deployed", 1, oldManifest, ""))
+	w.lost = true
+	rep := runRepair(t, w, RepairOptions{})
+	if rep.Releases[0].Status != ReleaseRepaired {
+		t.Errorf("%s", asJSON(t, rep))
+	}
+	if one, _, _ := w.stored("sh.helm.release.v1.shop.v1"); one != "superseded" {
+		t.Errorf("revision 1 is %s", one)
+	}
+	if two, inside, _ := w.stored("sh.helm.release.v1.shop.v2"); two != "deployed" || inside != "deployed" {
+		t.Errorf("revision 2 is %s, %s", two, inside)
+	}
+
+	record := releaseRecord(t, "deployed", 1, oldManifest, "")
+	w = repairSetup(t, record)
+	w.broken = true
+	if rep := runRepair(t, w, RepairOptions{}); rep.Releases[0].Status != ReleaseRefused || len(w.objects["secrets"]) != 1 || w.objects["secrets"][0] != record {
+		t.Errorf("a write that was not done: %s", asJSON(t, rep))
+	}
+}
+
 func TestRepairHelmChangesNothingWhenItMustNot(t *testing.T) {
 	psp := oldManifest + "---\napiVersion: policy/v1beta1\nkind: PodSecurityPolicy\nmetadata: {name: x}\n"
 	for _, c := range []struct {
@@ -193,6 +224,8 @@ func TestRepairHelmChangesNothingWhenItMustNot(t *testing.T) {
 		{"no successor", []string{releaseRecord(t, "deployed", 1, psp, "")}, RepairOptions{}, "", ReleaseRefused, "PodSecurityPolicy"},
 		{"an operation is under way", []string{releaseRecord(t, "deployed", 1, oldManifest, ""), releaseRecord(t, "pending-upgrade", 2, "", "")}, RepairOptions{}, "", ReleaseRefused, "pending-upgrade"},
 		{"another writer", []string{releaseRecord(t, "deployed", 1, oldManifest, "")}, RepairOptions{}, "sh.helm.release.v1.shop.v1", ReleaseRefused, "run it again"},
+		{"nothing is deployed", []string{releaseRecord(t, "superseded", 1, oldManifest, "")}, RepairOptions{}, "", ReleaseRefused, "no revision is deployed"},
+		{"uninstalling", []string{releaseRecord(t, "uninstalling", 1, oldManifest, "")}, RepairOptions{}, "", ReleaseRefused, "uninstalling"},
 		{"broken record", []string{helmRecord("Secret", "sh.helm.release.v1.shop.v1", "shop", "deployed", 1, "!")}, RepairOptions{}, "", ReleaseUnread, "neither JSON"},
 		{"no such release", []string{releaseRecord(t, "deployed", 1, oldManifest, "")}, RepairOptions{Releases: []string{"other"}}, "", ReleaseUnread, "no such release"},
 		{"too large", []string{releaseRecord(t, "deployed", 1, oldManifest, "# "+incompressible(2000<<10))}, RepairOptions{}, "", ReleaseRefused, "more than the apiserver takes"},
