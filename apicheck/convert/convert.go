@@ -183,6 +183,10 @@ func (d *document) convert() []byte {
 
 // walk finds the objects in two equal trees, of which it changes the second.
 func (d *document) walk(n, w *yaml.Node, path string, inherit lifecycle.GVK, nesting int) {
+	if n != nil && n.Kind == yaml.AliasNode && path != "" {
+		d.gap(n, "%s is an alias: write it out, or convert what it stands for by hand", path)
+		return
+	}
 	if n == nil || n.Kind == yaml.AliasNode || n.Kind != w.Kind {
 		return
 	}
@@ -192,7 +196,11 @@ func (d *document) walk(n, w *yaml.Node, path string, inherit lifecycle.GVK, nes
 		}
 		return
 	}
-	if n.Kind != yaml.MappingNode || nesting > maxNesting {
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	if nesting > maxNesting {
+		d.gap(n, "lists are nested too deep: %d levels", nesting)
 		return
 	}
 	apiVersion, kind := yamltext.Scalar(n, "apiVersion"), yamltext.Scalar(n, "kind")
@@ -200,11 +208,20 @@ func (d *document) walk(n, w *yaml.Node, path string, inherit lifecycle.GVK, nes
 	if apiVersion == "" && kind == "" && inherit.Kind != "" {
 		apiVersion, kind, inherited = inherit.APIVersion(), inherit.Kind, true
 	}
-	if apiVersion == "" || kind == "" || strings.Contains(apiVersion+kind, "{{") {
+	if own(n, "apiVersion") != nil && own(n, "kind") != nil && (apiVersion == "" || kind == "") || strings.Contains(apiVersion+kind, "{{") || strings.Contains(apiVersion+kind, "${") {
+		d.gap(n, "apiVersion or kind is no plain text: if a template fills it in, render it and convert the result")
+		return
+	}
+	if apiVersion == "" || kind == "" {
 		return
 	}
 	g := lifecycle.ParseGVK(apiVersion, kind)
-	if items := own(n, "items"); strings.HasSuffix(kind, "List") && items != nil && items.Kind == yaml.SequenceNode {
+	items := own(n, "items")
+	if strings.HasSuffix(kind, "List") && items != nil && items.Kind != yaml.SequenceNode && items.ShortTag() != "!!null" {
+		d.gap(items, "items of %s is no array", kind)
+		return
+	}
+	if strings.HasSuffix(kind, "List") && items != nil && items.Kind == yaml.SequenceNode {
 		of := lifecycle.GVK{}
 		if kind != "List" {
 			of = lifecycle.GVK{Group: g.Group, Version: g.Version, Kind: strings.TrimSuffix(kind, "List")}
@@ -278,6 +295,11 @@ func (d *document) judge(g lifecycle.GVK) *lifecycle.Judgement {
 func (d *document) keep(n *yaml.Node, g lifecycle.GVK, path, why string, acceptable bool) {
 	meta := yamltext.Field(n, "metadata")
 	d.res.Kept = append(d.res.Kept, Kept{Line: d.line + n.Line, Path: path, Namespace: yamltext.Scalar(meta, "namespace"), Name: yamltext.Scalar(meta, "name"), GVK: g, Why: why, Acceptable: acceptable})
+}
+
+// gap says that a part could not be read.
+func (d *document) gap(n *yaml.Node, format string, args ...any) {
+	d.res.Gaps = append(d.res.Gaps, Gap{d.line + n.Line, fmt.Sprintf(format, args...)})
 }
 
 // object rewrites one object. of gives judgement and items of a typed list.

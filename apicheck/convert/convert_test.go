@@ -2,6 +2,7 @@ package convert
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -110,6 +111,43 @@ func TestConvert(t *testing.T) {
 	}
 	if r := Text(options(t, 24, 25), []byte("{{- if .x }}\nkind: Pod\n{{- end }}\n")); len(r.Gaps) != 1 {
 		t.Errorf("a template is not named as a gap: %+v", r)
+	}
+}
+
+// What convert passes over it names, or "nothing left to do" would be untrue.
+func TestGaps(t *testing.T) {
+	for _, text := range []string{
+		"apiVersion: {{ .v }}\nkind: CronJob\n",
+		"apiVersion: \"{{ .v }}\"\nkind: CronJob\n",
+		"apiVersion: ${API}\nkind: CronJob\n",
+		"apiVersion: v1\nkind: List\nitems: {{ .items }}\n",
+		"x: &x {apiVersion: batch/v1beta1, kind: CronJob}\napiVersion: v1\nkind: List\nitems: [*x]\n",
+	} {
+		if r := Text(options(t, 24, 25), []byte(text)); len(r.Gaps) != 1 || string(r.Text) != text {
+			t.Errorf("%q: gaps %+v", text, r.Gaps)
+		}
+	}
+	for _, text := range []string{"kind: DaemonSet\nimage: x\n", "apiVersion: v1\nkind: List\nitems:\n", "a: &a [1]\nb: *a\n"} {
+		if r := Text(options(t, 24, 25), []byte(text)); len(r.Gaps) != 0 {
+			t.Errorf("%q: gaps %+v", text, r.Gaps)
+		}
+	}
+}
+
+// What was JSON stays JSON, whatever its strings hold: YAML has escapes that JSON has not.
+func TestJSONStaysJSON(t *testing.T) {
+	text := `{
+  "apiVersion": "extensions/v1beta1",
+  "kind": "Ingress",
+  "metadata": {"name": "i"},
+  "spec": {"backend": {"serviceName": "s", "servicePort": "p😀\u001b\u2028<&>", "resource": null}}
+}
+`
+	o := options(t, 21, 22)
+	o.Accept = []string{"*"}
+	r := Text(o, []byte(text))
+	if len(r.Changes) != 1 || !json.Valid(r.Text) || !strings.Contains(string(r.Text), "😀") {
+		t.Errorf("changes %+v, kept %+v:\n%s", r.Changes, r.Kept, r.Text)
 	}
 }
 

@@ -2,6 +2,7 @@ package convert
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -220,15 +221,67 @@ func flowEnd(text []byte, start int) int {
 	return -1
 }
 
+// jsonText writes a tree as JSON on one line. YAML's own flow style is no JSON: it has escapes of its own.
+func jsonText(b *strings.Builder, n *yaml.Node) error {
+	str := func(s string) error {
+		var out bytes.Buffer
+		enc := json.NewEncoder(&out)
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(s); err != nil {
+			return err
+		}
+		b.WriteString(strings.TrimSuffix(out.String(), "\n"))
+		return nil
+	}
+	switch n.Kind {
+	case yaml.MappingNode, yaml.SequenceNode:
+		open, end, step := "[", "]", 1
+		if n.Kind == yaml.MappingNode {
+			open, end, step = "{", "}", 2
+		}
+		b.WriteString(open)
+		for i := 0; i+step <= len(n.Content); i += step {
+			if i > 0 {
+				b.WriteString(", ")
+			}
+			if step == 2 {
+				if err := str(n.Content[i].Value); err != nil {
+					return err
+				}
+				b.WriteString(": ")
+			}
+			if err := jsonText(b, n.Content[i+step-1]); err != nil {
+				return err
+			}
+		}
+		b.WriteString(end)
+		return nil
+	case yaml.ScalarNode:
+		switch {
+		case n.ShortTag() == "!!null":
+			b.WriteString("null")
+		case n.ShortTag() != "!!str" && json.Valid([]byte(n.Value)):
+			b.WriteString(n.Value)
+		default:
+			return str(n.Value)
+		}
+		return nil
+	}
+	return errors.New("JSON has no anchors and aliases")
+}
+
 func flowText(w *yaml.Node, asJSON bool) (string, error) {
+	if asJSON {
+		var b strings.Builder
+		err := jsonText(&b, w)
+		return b.String(), err
+	}
 	c := deepCopy(w)
 	var style func(n *yaml.Node)
 	style = func(n *yaml.Node) {
 		n.HeadComment, n.LineComment, n.FootComment = "", "", ""
 		if n.Kind == yaml.ScalarNode {
-			if asJSON && n.ShortTag() == "!!str" {
-				n.Style = yaml.DoubleQuotedStyle
-			} else if n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
+			if n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
 				n.Style = yaml.DoubleQuotedStyle
 			}
 			return
