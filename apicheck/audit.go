@@ -183,7 +183,7 @@ func (a *auditReader) harmlessRef(ref []byte) bool {
 	}
 	ok := true
 	for _, k := range a.db.ByResource(string(group), string(resource)) {
-		if k.Version == string(version) && !harmless(a.verdictOf(k.GVK(), false)) {
+		if k.Version == string(version) && !harmless(a.requested(k.GVK())) {
 			ok = false
 		}
 	}
@@ -199,7 +199,7 @@ func (a *auditReader) event(n int, e auditEvent) {
 		return
 	}
 	for _, k := range a.db.ByResource(e.ObjectRef.APIGroup, e.ObjectRef.Resource) {
-		if k.Version != e.ObjectRef.APIVersion || harmless(a.verdictOf(k.GVK(), false)) {
+		if k.Version != e.ObjectRef.APIVersion || harmless(a.requested(k.GVK())) {
 			continue
 		}
 		key := auditKey{k.GVK().String(), e.User.Username, e.UserAgent}
@@ -237,7 +237,7 @@ func (a *auditReader) finish() {
 		a.unread(a.name, 0, "more than %d different users, agents and APIs: the rest was not told apart", maxAuditClients)
 	}
 	for key, u := range a.uses {
-		j := a.verdictOf(u.kind.GVK(), false)
+		j := a.requested(u.kind.GVK())
 		slices.Sort(u.verbs)
 		src := Source{Type: SourceAudit, File: a.name, Line: u.line, User: key.user, Agent: key.agent, Requests: max(u.received, u.completed)}
 		if !u.last.IsZero() {

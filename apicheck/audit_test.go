@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/belayops/belay/apicheck/lifecycle"
 )
 
 func auditLine(group, version, resource, user, stage string) string {
@@ -62,6 +64,23 @@ func TestAuditLog(t *testing.T) {
 	}
 	if z := scanAudit(t, gz.Bytes()[:gz.Len()-10]); z.Verdict != Unknown {
 		t.Errorf("cut off: %s", z.Verdict)
+	}
+}
+
+// Nothing keeps a review, and the client that asks for one fails all the same.
+func TestAuditLogOfVirtualKinds(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "audit.log")
+	log := auditLine("authentication.k8s.io", "v1beta1", "selfsubjectreviews", "alice", "ResponseComplete") +
+		auditLine("authentication.k8s.io", "v1", "selfsubjectreviews", "bob", "ResponseComplete")
+	if err := os.WriteFile(name, []byte(log), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Scan(t.Context(), Options{From: minor(32), To: minor(33), AuditLogs: []string{name}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Findings) != 1 || r.Findings[0].Source.User != "alice" || r.Findings[0].Verdict != lifecycle.Removed || r.Findings[0].Hop != minor(33) {
+		t.Errorf("%v", seen(r))
 	}
 }
 

@@ -32,7 +32,7 @@ func (c *collector) deprecatedRequests(r io.Reader) (n int, err error) {
 			if k.Version != l["version"] {
 				continue
 			}
-			j := c.verdictOf(k.GVK(), false)
+			j := c.requested(k.GVK())
 			if harmless(j) || l["subresource"] != "" && k.Class == lifecycle.Virtual {
 				continue
 			}

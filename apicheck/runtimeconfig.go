@@ -64,7 +64,15 @@ func (rc RuntimeConfig) says(k *lifecycle.Kind) (on, ok bool) {
 // verdictOf judges a kind by the database and by what is known of the apiservers' --runtime-config, which the target is taken
 // to have too. Of several apiservers all have to serve an API.
 func (j *judge) verdictOf(g lifecycle.GVK, stored bool) lifecycle.Judgement {
-	r := j.db.Judge(g, j.from, j.to, stored)
+	return j.withRuntimeConfig(g, j.db.Judge(g, j.from, j.to, stored))
+}
+
+// requested judges a kind that a client was seen to ask for.
+func (j *judge) requested(g lifecycle.GVK) lifecycle.Judgement {
+	return j.withRuntimeConfig(g, j.db.JudgeRequest(g, j.from, j.to))
+}
+
+func (j *judge) withRuntimeConfig(g lifecycle.GVK, r lifecycle.Judgement) lifecycle.Judgement {
 	if len(j.runtime) == 0 {
 		return r
 	}

@@ -80,6 +80,16 @@ type Step struct {
 // from equal to to it says what holds at that minor. stored says that g was found as an object that
 // a cluster at from keeps, as opposed to text that will be applied to it.
 func (db *DB) Judge(g GVK, from, to Minor, stored bool) Judgement {
+	return db.judge(g, from, to, stored, false)
+}
+
+// JudgeRequest says what the hops do to a client that sends requests of kind g. Nothing keeps objects of virtual kinds, and manifests
+// of them make no sense, but a client that sends them fails like any other once they are not served.
+func (db *DB) JudgeRequest(g GVK, from, to Minor) Judgement {
+	return db.judge(g, from, to, false, true)
+}
+
+func (db *DB) judge(g GVK, from, to Minor, stored, request bool) Judgement {
 	j := Judgement{GVK: g, Verdict: OK}
 	k, ok := db.Lookup(g)
 	if !ok {
@@ -90,11 +100,11 @@ func (db *DB) Judge(g GVK, from, to Minor, stored bool) Judgement {
 		return j
 	}
 	j.Notes = k.Notes
-	switch k.Class {
-	case Virtual:
+	switch {
+	case k.Class == Virtual && !request:
 		j.Verdict = VirtualKind
 		return j
-	case Payload:
+	case k.Class == Payload:
 		return j
 	}
 	var all []Verdict
