@@ -642,15 +642,22 @@ func (c *collector) content(r resource, item []byte) {
 // it at one, and its absence clears nothing, because it only knows what is deprecated in the version that runs.
 func (l *liveCluster) metric(ctx context.Context, c *collector) {
 	const what = "/metrics of the apiserver"
+	// The stream outlives the attempt that opened it, and neither it nor an apiserver that does not answer may hold the scan up.
+	whole, cancel := context.WithTimeout(ctx, metricTime)
+	defer cancel()
 	var body io.ReadCloser
-	err := l.retry(ctx, what, func(ctx context.Context) error {
+	err := l.retry(whole, what, func(context.Context) error {
 		var err error
-		body, err = l.raw.Get().AbsPath("/metrics").SetHeader("Accept", "text/plain").Stream(context.WithoutCancel(ctx))
+		body, err = l.raw.Get().AbsPath("/metrics").SetHeader("Accept", "text/plain").Stream(whole)
 		return err
 	})
 	if err != nil {
 		// Extra evidence that is missing takes nothing away.
-		c.covered(what, "not available as extra evidence: "+http.StatusText(statusCode(err)), 0)
+		why := http.StatusText(statusCode(err))
+		if why == "" {
+			why = err.Error()
+		}
+		c.covered(what, "not available as extra evidence: "+why, 0)
 		return
 	}
 	defer body.Close()
@@ -661,6 +668,9 @@ func (l *liveCluster) metric(ctx context.Context, c *collector) {
 	}
 	c.covered(what, "extra evidence", n)
 }
+
+// metricTime bounds the reading of the apiserver's metrics.
+const metricTime = 30 * time.Second
 
 func statusCode(err error) int {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {

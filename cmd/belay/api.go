@@ -433,11 +433,16 @@ but for --dry-run; 6 something could not be read or told.`,
 			}
 			o.Releases, o.Events, o.Now = args, d.sink(), d.now
 			rep, err := apicheck.RepairHelm(cmd.Context(), o)
-			if err != nil {
+			if err != nil && len(rep.Releases) == 0 {
 				return err
 			}
+			// What was done before an interrupt is told as well, with where the old records are.
+			stopped := err
 			if err := render.Value(d.out, format, rep, func(w io.Writer) error { return repairTable(w, rep) }); err != nil {
 				return err
+			}
+			if stopped != nil {
+				return stopped
 			}
 			code := 0
 			for _, r := range rep.Releases {
