@@ -175,6 +175,14 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 	if err != nil {
 		return fail(ReleaseUnread, "read %s: %v", base.name, err)
 	}
+	asRead := string(obj["metadata"])
+	var read struct{ Labels map[string]string }
+	if err := json.Unmarshal(obj["metadata"], &read); err != nil {
+		return fail(ReleaseUnread, "read %s: its metadata: %v", base.name, err)
+	}
+	if now := read.Labels["status"]; now != base.status {
+		return fail(ReleaseRefused, "revision %d was %s when releases were listed, and is %s now: run it again", base.revision, base.status, now)
+	}
 	fields, err := schema.Default()
 	if err != nil {
 		return fail(ReleaseUnread, "%v", err)
@@ -259,6 +267,9 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 		o2, p2, err := l.record(ctx, rec)
 		if err != nil {
 			return fail(ReleaseUnread, "read %s: %v", rec.name, err)
+		}
+		if rec == base && string(o2["metadata"]) != asRead {
+			return fail(ReleaseRefused, "revision %d was changed while it was repaired: run it again", base.revision)
 		}
 		superseded, err := supersede(o, o2, p2, rec)
 		if err != nil {

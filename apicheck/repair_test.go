@@ -18,6 +18,8 @@ import (
 type writableAPI struct {
 	// broken answers writes of records with an error; lost does so after it has done them.
 	broken, lost bool
+	// meanwhile is what revision 1 is when it is read by its name, after the list.
+	meanwhile string
 	fakeAPI
 	mu sync.Mutex
 	// conflict fails updates of this name.
@@ -29,6 +31,11 @@ func (w *writableAPI) handle(rw http.ResponseWriter, r *http.Request) bool {
 		return true
 	}
 	if r.Method == http.MethodGet {
+		if w.meanwhile != "" && strings.HasSuffix(r.URL.Path, ".v1") {
+			rw.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(rw, w.meanwhile)
+			return true
+		}
 		return false
 	}
 	w.mu.Lock()
@@ -206,6 +213,16 @@ func TestRepairHelmAsksAfterALostAnswer(t *testing.T) {
 	w.broken = true
 	if rep := runRepair(t, w, RepairOptions{}); rep.Releases[0].Status != ReleaseRefused || len(w.objects["secrets"]) != 1 || w.objects["secrets"][0] != record {
 		t.Errorf("a write that was not done: %s", asJSON(t, rep))
+	}
+}
+
+// A release that was uninstalled after the list is not brought back.
+func TestRepairHelmSeesWhatHappenedSinceTheList(t *testing.T) {
+	record := releaseRecord(t, "deployed", 1, oldManifest, "")
+	w := repairSetup(t, record)
+	w.meanwhile = releaseRecord(t, "uninstalled", 1, oldManifest, "")
+	if rep := runRepair(t, w, RepairOptions{}); rep.Releases[0].Status != ReleaseRefused || !strings.Contains(rep.Releases[0].Why, "is uninstalled now") || len(w.objects["secrets"]) != 1 {
+		t.Errorf("%s", asJSON(t, rep))
 	}
 }
 
