@@ -31,6 +31,9 @@ type Contents struct {
 	// Lineage is the UID of namespace kube-system as it is stored; empty when
 	// there is none, or it is encrypted.
 	Lineage string
+	// Encrypted holds the number of keys whose values an apiserver encrypted, by
+	// provider and key as in "aescbc:key1"; nil when there are none.
+	Encrypted map[string]int
 }
 
 // OtherKeys counts the keys that lie under no prefix.
@@ -88,8 +91,10 @@ func (c *Contents) count(ctx context.Context, file string, tx *bolt.Tx) error {
 	if bucket == nil {
 		return &DamagedError{file, "it has no bucket of keys"}
 	}
-	prefixes := map[string]uint32{}
-	var names []string
+	// A class is a prefix and what the value is encrypted with.
+	type class struct{ prefix, encryption string }
+	classes := map[class]uint32{}
+	var names []class
 	live := map[[16]byte]uint32{}
 	bumped := false
 	n := 0
@@ -113,19 +118,19 @@ func (c *Contents) count(ctx context.Context, file string, tx *bolt.Tx) error {
 			delete(live, id)
 			return nil
 		}
-		prefix := Prefix(key)
-		p, ok := prefixes[prefix]
+		value, err := storedValue(v)
+		if err != nil {
+			return &DamagedError{file, fmt.Sprintf("key %s: %v", key, err)}
+		}
+		cl := class{Prefix(key), encryptionOf(value)}
+		p, ok := classes[cl]
 		if !ok {
 			p = uint32(len(names))
-			prefixes[prefix] = p
-			names = append(names, prefix)
+			classes[cl] = p
+			names = append(names, cl)
 		}
 		live[id] = p
 		if bytes.HasSuffix(key, []byte("/namespaces/kube-system")) {
-			value, err := storedValue(v)
-			if err != nil {
-				return &DamagedError{file, fmt.Sprintf("key %s: %v", key, err)}
-			}
 			c.Lineage = namespaceUID(value)
 		}
 		return nil
@@ -134,7 +139,13 @@ func (c *Contents) count(ctx context.Context, file string, tx *bolt.Tx) error {
 		return err
 	}
 	for _, p := range live {
-		c.Counts[names[p]]++
+		c.Counts[names[p].prefix]++
+		if e := names[p].encryption; e != "" {
+			if c.Encrypted == nil {
+				c.Encrypted = map[string]int{}
+			}
+			c.Encrypted[e]++
+		}
 	}
 	if bumped {
 		c.TotalKeys--
@@ -143,6 +154,23 @@ func (c *Contents) count(ctx context.Context, file string, tx *bolt.Tx) error {
 		return &DamagedError{file, fmt.Sprintf("%d keys by one count, %d by etcdutl's", len(live), c.TotalKeys)}
 	}
 	return nil
+}
+
+// encryptionOf gives the provider and the key that an apiserver encrypted a
+// stored value with, as in "aescbc:key1", "" for a value in the clear.
+// Source: the prefixes of k8s.io/apiserver/pkg/server/options/encryptionconfig
+// ("k8s:enc:aescbc:v1:", "k8s:enc:kms:v2:", ...), after which the name of the
+// key or of the KMS plugin stands, and a colon.
+func encryptionOf(value []byte) string {
+	rest, ok := bytes.CutPrefix(value[:min(len(value), 512)], []byte("k8s:enc:"))
+	if !ok {
+		return ""
+	}
+	parts := bytes.SplitN(rest, []byte(":"), 4)
+	if len(parts) < 4 {
+		return "unknown"
+	}
+	return string(parts[0]) + ":" + string(parts[2])
 }
 
 // Field numbers of mvccpb.KeyValue.

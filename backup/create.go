@@ -236,7 +236,7 @@ func (c *creation) open(ctx context.Context) error {
 	if name == "" {
 		name = c.m.Cluster + "-" + c.m.Started.Format(timeFormat)
 	}
-	if !validName.MatchString(name) || strings.HasSuffix(name, partialSuffix) {
+	if !validName.MatchString(name) || strings.HasSuffix(name, partialSuffix) || strings.HasSuffix(name, removingSuffix) {
 		return fmt.Errorf("%q cannot name a backup: use letters, digits, dots and dashes", name)
 	}
 	c.name, c.final = name, filepath.Join(c.o.Dir, name)

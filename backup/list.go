@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/belayops/belay/internal/event"
 )
@@ -17,13 +18,16 @@ import (
 type Entry struct {
 	Dir      string    `json:"dir"`
 	Manifest *Manifest `json:"manifest,omitempty"`
-	// Level is the highest that was recorded, at creation or by a later verification.
+	// Level is the highest that was recorded, at creation or by a later
+	// verification; one that failed since lowers it.
 	Level Level `json:"level"`
 	// Size is the sum of all files, in bytes, as the manifest says.
 	Size int64 `json:"size,omitempty"`
 	// Problem says why it is no usable backup: partial, damaged, of another format.
 	Problem string `json:"problem,omitempty"`
-	err     error
+	// Note says what kept a verification from proving more.
+	Note string `json:"note,omitempty"`
+	err  error
 }
 
 // List gives the backups in dir, newest first, then what is no usable backup.
@@ -44,6 +48,10 @@ func List(dir string) ([]Entry, error) {
 		}
 		if strings.HasSuffix(e.Name(), partialSuffix) {
 			out = append(out, Entry{Dir: p, Problem: "partial: its creation was cut off, or is under way"})
+			continue
+		}
+		if strings.HasSuffix(e.Name(), removingSuffix) {
+			out = append(out, Entry{Dir: p, Problem: "its removal was cut off, or is under way; the next backup create --keep goes on with it"})
 			continue
 		}
 		if _, err := os.Lstat(filepath.Join(p, manifestName)); errors.Is(err, fs.ErrNotExist) {
@@ -84,6 +92,13 @@ func entry(dir string) Entry {
 	case err != nil:
 		// What it recorded counts no longer; the backup itself may be sound.
 		e.Problem = err.Error()
+	case r != nil && r.Problem != "":
+		e.Level = r.Level
+		if said := fmt.Sprintf("found %s: %s", r.At.Format(time.RFC3339), r.Problem); r.Level < HashVerified {
+			e.Problem = said
+		} else {
+			e.Note = said
+		}
 	case r != nil:
 		e.Level = max(e.Level, r.Level)
 	}
@@ -137,7 +152,8 @@ func LatestVerified(ctx context.Context, dir, lineage string, level Level) (*Ent
 			if none.lower == "" && e.Manifest.Complete() {
 				none.lower = e.Dir
 			}
-			none.Seen = append(none.Seen, fmt.Sprintf("%s: verified to level %s only", name, e.Level))
+			why := strings.Join(append(nonEmpty(e.Problem), nonEmpty(e.Note)...), "; ")
+			none.Seen = append(none.Seen, strings.TrimSuffix(fmt.Sprintf("%s: verified to level %s only: %s", name, e.Level, why), ": "))
 			continue
 		case !e.Manifest.Complete():
 			none.Seen = append(none.Seen, name+": incomplete, something could not be read when it was taken")

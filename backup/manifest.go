@@ -344,11 +344,14 @@ func readBounded(p string, limit int64) ([]byte, error) {
 type record struct {
 	Schema string `json:"schema"`
 	// Manifest is the digest of the manifest that it is about.
-	Manifest string    `json:"manifest"`
-	Level    Level     `json:"level"`
-	At       time.Time `json:"at"`
-	Tool     string    `json:"tool"`
-	Digest   string    `json:"digest"`
+	Manifest string `json:"manifest"`
+	// Level was reached; with Problem, it is all that the backup is good for.
+	Level Level `json:"level"`
+	// Problem is what kept the verification from going further.
+	Problem string    `json:"problem,omitempty"`
+	At      time.Time `json:"at"`
+	Tool    string    `json:"tool"`
+	Digest  string    `json:"digest"`
 }
 
 const recordSchema = "belay.dev/backup-verified/v1"
@@ -372,6 +375,18 @@ func writeRecord(dir string, r record) error {
 	b, err := encode(r)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", verifiedName, err)
+	}
+	// Another verification may be writing at this moment, so only what is old is a leftover.
+	left, err := filepath.Glob(filepath.Join(dir, "."+verifiedName+".part-*"))
+	if err != nil {
+		return err
+	}
+	for _, p := range left {
+		if info, err := os.Lstat(p); err == nil && time.Since(info.ModTime()) > time.Minute {
+			if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
 	}
 	return atomicfile.WriteFile(filepath.Join(dir, verifiedName), b, 0o600)
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"math/big"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -174,43 +175,183 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-func TestPruneKeepsTheNewestVerified(t *testing.T) {
+// stack makes a directory of backups of one file each, the first the oldest.
+type stacked struct {
+	name, lineage string
+	level         Level
+	incomplete    bool
+}
+
+func stack(t *testing.T, backups ...stacked) string {
+	t.Helper()
 	dir := t.TempDir()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	for i, b := range []struct {
-		name, lineage string
-		level         Level
-		incomplete    bool
-	}{
-		{"a-restored", "L", Restored, false}, {"b-opened", "L", Opened, false}, {"c-restored", "L", Restored, false}, {"d-opened", "L", Opened, false},
-		{"e-incomplete", "L", Opened, true}, {"f-hashed", "L", HashVerified, false}, {"g-other", "M", Copied, false},
-	} {
-		m := &Manifest{Schema: Schema, Lineage: b.lineage, Level: b.level, Started: start.Add(time.Duration(i) * time.Hour), Files: []File{}, Parts: []Part{}}
+	for i, b := range backups {
+		d := &dirWriter{dir: filepath.Join(dir, b.name)}
+		if err := os.Mkdir(d.dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.writeFile("nodes/cp1/etc/kubernetes/admin.conf", true, []byte(b.name), "/etc/kubernetes/admin.conf", 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m := &Manifest{Schema: Schema, Lineage: b.lineage, Level: b.level, Started: start.Add(time.Duration(i) * time.Hour), Files: d.list(), Parts: []Part{}}
 		if b.incomplete {
 			m.Parts = append(m.Parts, Part{Name: "objects", Status: PartIncomplete})
 		}
-		if err := os.Mkdir(filepath.Join(dir, b.name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.write(filepath.Join(dir, b.name)); err != nil {
+		if err := m.write(d.dir); err != nil {
 			t.Fatal(err)
 		}
 	}
-	removed, err := Prune(t.Context(), dir, "L", 1, nil)
+	return dir
+}
+
+// rot changes a byte of a backup's file.
+func rot(t *testing.T, dir string) {
+	t.Helper()
+	p := filepath.Join(dir, "nodes/cp1/etc/kubernetes/admin.conf")
+	b, err := os.ReadFile(p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var names []string
-	for _, r := range removed {
-		names = append(names, filepath.Base(r))
+	b[0] ^= 1
+	if err := os.WriteFile(p, b, 0o600); err != nil {
+		t.Fatal(err)
 	}
-	slices.Sort(names)
+}
+
+func left(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+func TestPruneKeepsTheNewestVerified(t *testing.T) {
+	dir := stack(t, stacked{"a-restored", "L", Restored, false}, stacked{"b-opened", "L", Opened, false}, stacked{"c-restored", "L", Restored, false}, stacked{"d-opened", "L", Opened, false},
+		stacked{"e-incomplete", "L", Opened, true}, stacked{"f-hashed", "L", HashVerified, false}, stacked{"g-other", "M", Copied, false})
+	if _, err := Prune(t.Context(), dir, "L", 1, nil); err != nil {
+		t.Fatal(err)
+	}
 	// Kept: the newest, the newest opened, the newest restored, and the other cluster's.
-	if want := []string{"a-restored", "b-opened", "e-incomplete"}; !slices.Equal(names, want) {
-		t.Errorf("removed %v, want %v", names, want)
+	if got, want := left(t, dir), []string{"c-restored", "d-opened", "f-hashed", "g-other"}; !slices.Equal(got, want) {
+		t.Errorf("left %v, want %v", got, want)
 	}
 	if _, err := Prune(t.Context(), dir, "L", 0, nil); err == nil {
 		t.Error("keep 0 is taken")
+	}
+}
+
+func TestPruneDoesNotTrustRecordsOverBytes(t *testing.T) {
+	dir := stack(t, stacked{"a-restored", "L", Restored, false}, stacked{"b-restored", "L", Restored, false}, stacked{"c-rotten", "L", Restored, false}, stacked{"d-rotten", "L", Opened, false})
+	rot(t, filepath.Join(dir, "c-rotten"))
+	rot(t, filepath.Join(dir, "d-rotten"))
+	p, err := Prune(t.Context(), dir, "L", 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The newest sound one counts as the one to keep; what rotted is left for a person.
+	if got, want := left(t, dir), []string{"b-restored", "c-rotten", "d-rotten"}; !slices.Equal(got, want) {
+		t.Errorf("left %v, want %v", got, want)
+	}
+	if len(p.Damaged) != 2 || !strings.Contains(p.Damaged[0], "d-rotten: nodes/cp1/etc/kubernetes/admin.conf") {
+		t.Errorf("damaged: %q", p.Damaged)
+	}
+}
+
+func TestPruneCountsABackupWhoseRecordIsDamaged(t *testing.T) {
+	dir := stack(t, stacked{"a-opened", "L", Opened, false}, stacked{"b-opened", "L", Opened, false}, stacked{"c-hashed", "L", HashVerified, false})
+	if err := os.WriteFile(filepath.Join(dir, "b-opened", verifiedName), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Prune(t.Context(), dir, "L", 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := left(t, dir), []string{"b-opened", "c-hashed"}; !slices.Equal(got, want) {
+		t.Errorf("left %v, want %v", got, want)
+	}
+}
+
+func TestPruneGoesOnWithARemovalThatWasCutOff(t *testing.T) {
+	dir := stack(t, stacked{"a", "L", Opened, false}, stacked{"b.removing", "L", Opened, false}, stacked{"c.removing", "M", Opened, false})
+	if err := os.Mkdir(filepath.Join(dir, "d.removing"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := List(dir); err != nil || len(entries) != 4 || entries[1].Manifest != nil {
+		t.Errorf("list: %+v, %v", entries, err)
+	}
+	if _, err := Prune(t.Context(), dir, "L", 3, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := left(t, dir), []string{"a", "c.removing"}; !slices.Equal(got, want) {
+		t.Errorf("left %v, want %v", got, want)
+	}
+}
+
+func TestAVerificationThatFailsLowersTheLevel(t *testing.T) {
+	dir := filepath.Join(stack(t, stacked{"a", "L", Restored, false}), "a")
+	if e := entry(dir); e.Level != Restored || e.Problem != "" {
+		t.Fatalf("at first: %+v", e)
+	}
+	rot(t, dir)
+	if r := verify(t, dir, HashVerified); r.OK() {
+		t.Fatal("a changed byte is not found")
+	}
+	if e := entry(dir); e.Level != Copied || !strings.Contains(e.Problem, "admin.conf") {
+		t.Errorf("after a byte changed: level %s, problem %q", e.Level, e.Problem)
+	}
+	// A level that was reached before says nothing of what failed above it.
+	if r := verify(t, dir, Copied); !r.OK() || entry(dir).Level != Copied {
+		t.Errorf("copied: %+v, level %s", r, entry(dir).Level)
+	}
+	// The right byte back, as from another copy: the same content is as good as it was when it was written.
+	rot(t, dir)
+	if r := verify(t, dir, HashVerified); !r.OK() {
+		t.Fatalf("%+v", r.Problems)
+	}
+	if e := entry(dir); e.Level != Restored || e.Problem != "" {
+		t.Errorf("mended: level %s, problem %q", e.Level, e.Problem)
+	}
+}
+
+func TestARecordThatWasCutOffIsNoDamage(t *testing.T) {
+	dir := filepath.Join(stack(t, stacked{"a", "L", HashVerified, false}), "a")
+	leftover := filepath.Join(dir, ".verified.json.part-123")
+	if err := os.WriteFile(leftover, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := verify(t, dir, HashVerified); !r.OK() {
+		t.Errorf("%+v", r.Problems)
+	}
+}
+
+func TestVerifyOfAMediumThatCannotBeWritten(t *testing.T) {
+	dir := filepath.Join(stack(t, stacked{"a", "L", Copied, false}), "a")
+	if os.Geteuid() == 0 {
+		// Permissions do not hold root.
+		for _, argv := range [][]string{{"mount", "--bind", dir, dir}, {"mount", "-o", "remount,bind,ro", dir}} {
+			if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+				t.Skipf("%v: %v: %s", argv, err, out)
+			}
+		}
+		t.Cleanup(func() {
+			if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
+				t.Errorf("umount: %v: %s", err, out)
+			}
+		})
+	} else if err := os.Chmod(dir, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	if r := verify(t, dir, HashVerified); !r.OK() || r.Level != HashVerified || r.NotRecorded == "" {
+		t.Errorf("%+v", r)
+	}
+	if e := entry(dir); e.Level != Copied {
+		t.Errorf("level %s is recorded", e.Level)
 	}
 }
 

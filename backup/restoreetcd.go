@@ -16,9 +16,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"filippo.io/age"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -40,7 +42,7 @@ type EtcdRestoreOptions struct {
 	Journal string
 	// Identities decrypt.
 	Identities []age.Identity
-	// Accept may hold NotRestored and OtherCluster.
+	// Accept may hold NotRestored, OtherCluster, and IDs of what was found on nodes.
 	Accept []string
 	// TempDir is where data directories are made before they are sent.
 	TempDir string
@@ -81,6 +83,8 @@ type target struct {
 	APIPort int `json:"apiPort"`
 	// EtcdImage is what the manifest runs.
 	EtcdImage string `json:"etcdImage,omitempty"`
+	// EtcdPrefix is what the apiserver puts before its keys; empty means /registry.
+	EtcdPrefix string `json:"etcdPrefix,omitempty"`
 	// Address is the machine's, where it becomes a node only now.
 	Address string `json:"address,omitempty"`
 }
@@ -97,6 +101,8 @@ type etcdRestore struct {
 	hosts   map[string]host.Host
 	r       *EtcdRestoreReport
 	etcd    *EtcdAccess
+	// encrypted are the keys that the snapshot's values are encrypted with; see Contents.
+	encrypted map[string]int
 
 	// What differs between the kinds of restore: the prefix of a run's name, what
 	// is read of the backup at each start, what is looked at before a run begins,
@@ -188,6 +194,7 @@ func (x *etcdRestore) open(ctx context.Context, dir string) error {
 	if !r.OK() {
 		return &DamagedError{filepath.Join(dir, r.Problems[0].File), r.Problems[0].Problem}
 	}
+	x.encrypted = r.Encrypted
 	if x.src, err = newBackupSource(dir, x.o.Identities); err != nil {
 		return err
 	}
@@ -205,7 +212,7 @@ func (x *etcdRestore) open(ctx context.Context, dir string) error {
 	case err != nil:
 		return err
 	}
-	finished := false
+	finished, looked := false, false
 	for _, rec := range records {
 		if rec.Kind == journal.Outcome {
 			x.done[rec.Step] = true
@@ -215,10 +222,19 @@ func (x *etcdRestore) open(ctx context.Context, dir string) error {
 			if err := json.Unmarshal(rec.Data, &x.targets); err != nil {
 				return errors.Join(fmt.Errorf("journal %s: %w", x.o.Journal, err), j.Close())
 			}
+			looked = true
 		}
 	}
+	if !looked {
+		// It ended before anything was done; a step that finds no node to work on would pass.
+		if err := errors.Join(j.Close(), os.Remove(x.o.Journal)); err != nil {
+			return err
+		}
+		x.done, x.targets = map[string]bool{}, nil
+		return x.begin(ctx, header)
+	}
 	if h := j.Header(); h.Plan != header.Plan && !finished {
-		return errors.Join(fmt.Errorf("journal %s holds an unfinished restore of another backup (%s); finish that first", x.o.Journal, h.Run), j.Close())
+		return errors.Join(fmt.Errorf("journal %s holds an unfinished restore of another backup (%s); finish that one first, with the same command and that backup", x.o.Journal, h.Run), j.Close())
 	}
 	if finished {
 		if err := j.Close(); err != nil {
@@ -261,93 +277,6 @@ func (x *etcdRestore) begin(ctx context.Context, h journal.Header) error {
 	return x.j.Append(journal.Record{Step: "look", Kind: journal.Outcome, Data: data})
 }
 
-// look reads what each node runs, and whether it has room, before anything is stopped.
-func (x *etcdRestore) look(ctx context.Context) ([]target, error) {
-	out := make([]target, len(x.o.Hosts))
-	g, gctx := errgroup.WithContext(ctx)
-	for i, h := range x.o.Hosts {
-		g.Go(func() error {
-			t, err := readTarget(gctx, h)
-			if err != nil {
-				return err
-			}
-			if err := versionFits(x.src.m.Etcd, &t); err != nil {
-				return err
-			}
-			if err := x.checkIdentity(gctx, h); err != nil {
-				return err
-			}
-			out[i] = t
-			return x.checkRoom(gctx, h, t.DataDir)
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	slices.SortFunc(out, func(a, b target) int { return strings.Compare(a.Node, b.Node) })
-	names := map[string]string{}
-	for _, t := range out {
-		if other := names[t.Member]; other != "" {
-			return nil, fmt.Errorf("nodes %s and %s both run an etcd member named %s", other, t.Node, t.Member)
-		}
-		names[t.Member] = t.Node
-	}
-	return out, x.checkAllMembers(ctx, out)
-}
-
-// checkAllMembers refuses to leave out a member that the cluster has: it
-// would go on with the old data and the old quorum.
-func (x *etcdRestore) checkAllMembers(ctx context.Context, targets []target) error {
-	access, err := DiscoverEtcd(ctx, x.o.Hosts, "")
-	if err != nil {
-		return err
-	}
-	x.etcd = access
-	c, err := survey(ctx, access)
-	if err != nil {
-		// Nobody answers: that is what a restore is for.
-		x.sink.Emit(event.Event{Time: time.Now(), Type: event.Warning, Msg: "no etcd member answers; whether the given nodes are all of them cannot be told"})
-		return ctx.Err()
-	}
-	defer c.close()
-	for _, k := range c.known {
-		known := slices.ContainsFunc(targets, func(t target) bool { return t.Member == k.GetName() || slices.Contains(k.GetPeerURLs(), t.PeerURL) })
-		if !known {
-			return fmt.Errorf("etcd member %s (%s) runs on none of the given nodes; a restore takes all members: add its node to the inventory, or remove the member", k.GetName(), strings.Join(k.GetPeerURLs(), ", "))
-		}
-	}
-	return nil
-}
-
-// checkIdentity compares the CA of the node with the backup's: the tokens and
-// certificates of what is restored are good under that CA only.
-func (x *etcdRestore) checkIdentity(ctx context.Context, h host.Host) error {
-	const ca = "/etc/kubernetes/pki/ca.crt"
-	live, err := h.ReadFile(ctx, ca)
-	if err != nil {
-		return fmt.Errorf("%s: read %s: %w", h.Name(), ca, err)
-	}
-	for i := range x.src.m.Files {
-		f := &x.src.m.Files[i]
-		if f.Source != ca {
-			continue
-		}
-		r, err := x.src.m.open(x.src.dir, f, x.o.Identities)
-		if err != nil {
-			return err
-		}
-		kept, err := io.ReadAll(io.LimitReader(r, maxNodeFile))
-		if err = errors.Join(err, r.Close()); err != nil {
-			return err
-		}
-		if string(kept) != string(live) && !slices.Contains(x.o.Accept, OtherCluster) {
-			return blockedRestore(Blocker{ID: OtherCluster, Message: fmt.Sprintf("node %s has another cluster CA than the one in the backup", h.Name()), Remedy: "check the inventory"})
-		}
-		return nil
-	}
-	return nil
-}
-
 // readTarget reads etcd's and the apiserver's static pod manifests.
 func readTarget(ctx context.Context, h host.Host) (target, error) {
 	t := target{Node: h.Name(), APIPort: 6443}
@@ -388,6 +317,9 @@ func readTarget(ctx context.Context, h host.Host) (target, error) {
 	api, err := h.ReadFile(ctx, manifestDir+"/kube-apiserver.yaml")
 	if err != nil {
 		return t, fmt.Errorf("%s: %w", h.Name(), err)
+	}
+	if t.EtcdPrefix, _, err = apiserverFlag(api, "etcd-prefix"); err != nil {
+		return t, fmt.Errorf("%s: kube-apiserver.yaml: %w", h.Name(), err)
 	}
 	if port, _, err := apiserverFlag(api, "secure-port"); err == nil && port != "" {
 		if t.APIPort, err = strconv.Atoi(port); err != nil {
@@ -457,7 +389,7 @@ func (x *etcdRestore) steps() []restoreStep {
 	// Component by component over all nodes: no apiserver writes while another node's etcd is already stopped.
 	for _, c := range controlPlaneComponents {
 		steps = append(steps, restoreStep{"stop/" + c, "stop " + c + " on all control plane nodes", func(ctx context.Context) error {
-			return x.onEach(ctx, func(ctx context.Context, _ target, h host.Host) error { return x.stop(ctx, h, c) })
+			return x.onEach(ctx, func(ctx context.Context, t target, h host.Host) error { return x.stop(ctx, t, h, c) })
 		}})
 	}
 	for _, t := range x.targets {
@@ -540,7 +472,7 @@ func run(ctx context.Context, h host.Host, argv ...string) error {
 }
 
 // stop moves a component's manifest away and waits until its process has ended.
-func (x *etcdRestore) stop(ctx context.Context, h host.Host, component string) error {
+func (x *etcdRestore) stop(ctx context.Context, t target, h host.Host, component string) error {
 	manifest := manifestDir + "/" + component + ".yaml"
 	there, err := exists(ctx, h, manifest)
 	if err != nil {
@@ -556,18 +488,47 @@ func (x *etcdRestore) stop(ctx context.Context, h host.Host, component string) e
 	} else if parked, err := exists(ctx, h, x.parked()+"/"+component+".yaml"); err != nil || !parked {
 		return errors.Join(err, fmt.Errorf("%s is neither in %s nor in %s", component+".yaml", manifestDir, x.parked()))
 	}
-	// The kernel keeps 15 bytes of a program's name.
-	name := component[:min(len(component), 15)]
 	return condition.Wait(ctx, condition.Condition{Name: component + " on " + h.Name() + " to end", Check: func(ctx context.Context) error {
-		_, err := h.Run(ctx, host.Cmd{Argv: []string{"pgrep", "-x", name}})
-		if exit := (*host.ExitError)(nil); errors.As(err, &exit) && exit.Code == 1 {
-			return nil
+		running, err := processes(ctx, h, component, t.Member)
+		if err == nil && running != "" {
+			err = condition.NotYetf("it runs: process %s", running)
 		}
-		if err != nil {
-			return err
-		}
-		return condition.NotYetf("it runs")
+		return err
 	}}, condition.Options{Timeout: x.o.Timeout, Interval: time.Second})
+}
+
+// listProcesses prints a line for each process of a name ($1) that runs in a
+// container: its ID and its arguments. What shares the mounts of process 1 is
+// no pod's.
+const listProcesses = `own=$(readlink /proc/1/ns/mnt)
+for p in $(pgrep -x "$1"); do
+  ns=$(readlink /proc/$p/ns/mnt) || continue
+  [ -n "$own" ] && [ "$ns" = "$own" ] && continue
+  echo "$p $(tr '\0' ' ' < /proc/$p/cmdline)"
+done
+exit 0`
+
+// processes gives the first process of a component on a node, "" when none
+// runs. Others that only have its name do not count: an etcd outside of
+// containers, or one of another member.
+func processes(ctx context.Context, h host.Host, component, member string) (string, error) {
+	// The kernel keeps 15 bytes of a program's name.
+	out, err := h.Run(ctx, host.Cmd{Argv: []string{"sh", "-c", listProcesses, "sh", component[:min(len(component), 15)]}})
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(out.Stdout)) {
+		line = strings.TrimSpace(line)
+		args := strings.Fields(line)
+		// A process that just ends has no arguments any more: it counts.
+		if component == "etcd" && len(args) > 1 && !slices.Contains(args, "--name="+member) {
+			continue
+		}
+		if line != "" {
+			return line[:min(len(line), 200)], nil
+		}
+	}
+	return "", nil
 }
 
 // start moves a component's manifest back.
@@ -765,6 +726,11 @@ func (x *etcdRestore) quorum(ctx context.Context) error {
 				return condition.NotYetf("its members are %v, not %v", names, want)
 			}
 			r, err := cli.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithCountOnly(), clientv3.WithRev(rev), clientv3.WithSerializable())
+			if errors.Is(err, rpctypes.ErrCompacted) {
+				// Only a member that went on from that revision can have left it behind; its keys can be counted no more.
+				x.sink.Emit(event.Event{Time: time.Now(), Type: event.Warning, Run: x.run, Subject: ep.Node, Msg: fmt.Sprintf("etcd compacted revision %d already, so that its keys could not be counted", rev)})
+				return nil
+			}
 			if err != nil {
 				return err
 			}
@@ -825,7 +791,7 @@ func (x *etcdRestore) verify(ctx context.Context) error {
 	defer cli.Close()
 	// The leases of the leaders are renewed every few seconds, if watches and writes work.
 	for _, lease := range []string{"kube-controller-manager", "kube-scheduler"} {
-		key := "/registry/leases/kube-system/" + lease
+		key := etcdRoot(x.targets[0].EtcdPrefix) + "/leases/kube-system/" + lease
 		err := condition.Wait(ctx, condition.Condition{Name: lease + " to lead again", Check: func(ctx context.Context) error {
 			r, err := cli.Get(ctx, key)
 			if err != nil {
@@ -875,24 +841,39 @@ func (x *etcdRestore) checkLineage(ctx context.Context, t target) error {
 }
 
 // EtcdHosts picks, among hosts, those that run a member of kubeadm's stacked
-// etcd, or ran one that is stopped now. It asks the machines, since the API may be down.
-func EtcdHosts(ctx context.Context, hosts []host.Host) ([]host.Host, error) {
+// etcd, or ran one that is stopped now. It asks the machines, since the API may
+// be down. One that cannot be asked is an error when the backup knows it as a
+// control plane node, and one of silent when it does not: a worker that is down
+// is no part of this.
+func EtcdHosts(ctx context.Context, m *Manifest, hosts []host.Host) (etcd []host.Host, silent []error, err error) {
 	is := make([]bool, len(hosts))
-	g, ctx := errgroup.WithContext(ctx)
+	errs := make([]error, len(hosts))
+	var g sync.WaitGroup
 	for i, h := range hosts {
-		g.Go(func() (err error) {
-			is[i], err = exists(ctx, h, etcdPKI+"server.crt")
-			return err
+		g.Go(func() {
+			is[i], errs[i] = exists(ctx, h, etcdPKI+"server.crt")
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	var out []host.Host
+	g.Wait()
 	for i, h := range hosts {
-		if is[i] {
-			out = append(out, h)
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil, ctx.Err()
+		case errs[i] != nil && m.knowsControlPlane(h.Name()):
+			return nil, nil, fmt.Errorf("%w; it was a control plane node when the backup was taken, and a restore takes all of them: bring it up, or take it out of the inventory if it is gone for good", errs[i])
+		case errs[i] != nil:
+			silent = append(silent, errs[i])
+		case is[i]:
+			etcd = append(etcd, h)
 		}
 	}
-	return out, nil
+	return etcd, silent, nil
+}
+
+// knowsControlPlane says whether a node of that name ran a part of the control plane when the backup was taken.
+func (m *Manifest) knowsControlPlane(node string) bool {
+	if m.Part("nodes/"+node) != nil {
+		return true
+	}
+	return m.Etcd != nil && (m.Etcd.Node == node || slices.ContainsFunc(m.Etcd.Members, func(e EtcdMember) bool { return e.Name == node }))
 }

@@ -26,7 +26,10 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/belayops/belay/internal/controlplane"
+	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/journal"
+	"github.com/belayops/belay/internal/kubeversion"
 )
 
 // fakeNode is a node with a kubelet that knows one trick: it runs an etcd
@@ -65,13 +68,17 @@ func (n *fakeNode) Run(ctx context.Context, c host.Cmd) (host.Result, error) {
 	if *n.budget < 0 {
 		return host.Result{}, &host.NotStartedError{Host: n.Name(), Argv: c.Argv, Err: errCut}
 	}
-	switch c.Argv[0] {
-	case "pgrep":
-		if c.Argv[2] == "etcd" && n.running != nil {
-			return host.Result{}, nil
+	switch {
+	case len(c.Argv) > 2 && c.Argv[2] == listProcesses:
+		out := "77 etcd --name=another-cluster --data-dir=/srv/etcd\n"
+		if n.running != nil {
+			out += "78 etcd --name=" + n.Name() + " --data-dir=/var/lib/etcd\n"
 		}
-		return host.Result{}, &host.ExitError{Host: n.Name(), Argv: c.Argv, Code: 1}
-	case "sync":
+		if c.Argv[4] != "etcd" {
+			out = ""
+		}
+		return host.Result{Stdout: []byte(out)}, nil
+	case c.Argv[0] == "sync":
 		return host.Result{}, nil
 	}
 	r, err := n.rootHost.Run(ctx, c)
@@ -398,6 +405,145 @@ func TestRestoreEtcdIsResumed(t *testing.T) {
 		if try == 60 {
 			t.Fatalf("not finished after %d calls: %v", try, err)
 		}
+	}
+}
+
+// notRestored gives the IDs of what a restore is blocked by.
+func notRestored(t *testing.T, dir string, o EtcdRestoreOptions) (ids []string, message string) {
+	t.Helper()
+	_, err := RestoreEtcd(t.Context(), dir, o)
+	blocked := (*BlockedError)(nil)
+	if !errors.As(err, &blocked) {
+		t.Fatalf("err = %v, want a *BlockedError", err)
+	}
+	for _, b := range blocked.Findings {
+		ids = append(ids, b.ID)
+	}
+	return ids, err.Error()
+}
+
+// A backup without files of nodes has no CA to tell clusters apart by: etcd's own word counts.
+func TestRestoreEtcdOfAnotherCluster(t *testing.T) {
+	f := newFakeHA(t)
+	f.backUp(t)
+	b, err := Create(t.Context(), Options{Dir: t.TempDir(), REST: f.api.config(), Etcd: f.access})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := newFakeHA(t)
+	put(t, other.client(t, 0), "/registry/namespaces/kube-system", `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"kube-system","uid":"another"}}`)
+	o := EtcdRestoreOptions{Hosts: other.hosts(), Journal: filepath.Join(t.TempDir(), "j.jsonl"), Accept: []string{NotRestored}, Timeout: time.Minute}
+	if ids, msg := notRestored(t, b.Dir, o); !slices.Equal(ids, []string{OtherCluster}) || !strings.Contains(msg, "UID another") {
+		t.Errorf("another cluster: %v: %s", ids, msg)
+	}
+	if other.nodes[0].running == nil {
+		t.Error("its etcd was stopped")
+	}
+	// Without quorum, a member's own word still counts; without any member, nothing is known.
+	for i, n := range other.nodes {
+		n.running.Close()
+		if i == 1 {
+			break
+		}
+	}
+	if ids, msg := notRestored(t, b.Dir, o); !slices.Equal(ids, []string{OtherCluster}) || !strings.Contains(msg, "UID another") {
+		t.Errorf("without quorum: %v: %s", ids, msg)
+	}
+	other.nodes[2].running.Close()
+	if ids, msg := notRestored(t, b.Dir, o); !slices.Equal(ids, []string{OtherCluster}) || !strings.Contains(msg, "cannot be told") {
+		t.Errorf("without any member: %v: %s", ids, msg)
+	}
+	// The members are those of the backup then.
+	o.Hosts, o.Accept = o.Hosts[:2], append(o.Accept, OtherCluster)
+	if ids, _ := notRestored(t, b.Dir, o); !slices.Equal(ids, []string{MemberMissing + "@cp3"}) {
+		t.Errorf("with a node left out: %v", ids)
+	}
+	for _, n := range other.nodes {
+		n.running = nil
+	}
+}
+
+// A kill between the making of the journal and its first record must not leave
+// a restore whose steps have no nodes to work on.
+func TestRestoreEtcdAfterAKillBeforeTheFirstRecord(t *testing.T) {
+	f := newFakeHA(t)
+	b, cli := f.backUp(t)
+	o := EtcdRestoreOptions{Hosts: f.hosts(), Journal: filepath.Join(t.TempDir(), "restore.jsonl"), Accept: []string{NotRestored}, Timeout: time.Minute}
+	j, err := journal.Create(o.Journal, journal.Header{Plan: b.Manifest.Digest, Run: "restore-20260101T000000Z", Lineage: b.Manifest.Lineage, Tool: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := RestoreEtcd(t.Context(), b.Dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.check(t, b, cli, r)
+}
+
+func TestEncryptionOfTheNodesIsCompared(t *testing.T) {
+	conf := func(name, secret string) []byte {
+		return []byte("resources:\n- resources: [secrets]\n  providers:\n  - aescbc: {keys: [{name: " + name + ", secret: " + secret + "}]}\n  - kms: {name: vault}\n  - identity: {}\n")
+	}
+	need := map[string]int{"aescbc:key1": 3, "kms:vault": 1}
+	for name, c := range map[string]struct {
+		node, backup []byte
+		need         map[string]int
+		want         string
+	}{
+		"the same":               {conf("key1", "czE="), conf("key1", "czE="), need, ""},
+		"backup without it":      {conf("key1", "czE="), nil, need, ""},
+		"another name":           {conf("key2", "czI="), nil, need, "3 keys of the backup are stored encrypted with aescbc:key1"},
+		"another secret":         {conf("key1", "czI="), conf("key1", "czE="), need, "with another secret"},
+		"none on the node":       {nil, conf("key1", "czE="), need, "4 keys"},
+		"nothing is encrypted":   {nil, conf("key1", "czE="), nil, ""},
+		"a provider of tomorrow": {conf("key1", "czE="), nil, map[string]int{"unknown": 1}, "unknown"},
+	} {
+		found := encryptionFinding(&nodeState{target: target{Node: "cp1"}, encryption: c.node, encryptionFile: "/etc/kubernetes/enc.yaml"}, c.need, c.backup)
+		if (len(found) > 0) != (c.want != "") || c.want != "" && (!strings.Contains(found[0].Message, c.want) || found[0].ID != EncryptionDiffers+"@cp1") {
+			t.Errorf("%s: %+v, want %q", name, found, c.want)
+		}
+	}
+	for value, want := range map[string]string{
+		"k8s:enc:aescbc:v1:key1:\x00\x01": "aescbc:key1", "k8s:enc:kms:v2:vault:\x00": "kms:vault", "k8s:enc:new": "unknown", "k8s\x00\n": "", "": "",
+	} {
+		if got := encryptionOf([]byte(value)); got != want {
+			t.Errorf("encryptionOf(%q) = %q, want %q", value, got, want)
+		}
+	}
+}
+
+func TestVersionOfTheNodesIsCompared(t *testing.T) {
+	x := etcdRestore{sink: event.Discard, src: &backupSource{m: &Manifest{Version: kubeversion.MustParse("v1.36.3")}}}
+	for image, want := range map[string]bool{
+		"registry.k8s.io/kube-apiserver:v1.36.3": false, "registry.k8s.io/kube-apiserver:v1.36.9": false, "host:5000/kube-apiserver:v1.37.2": false,
+		"registry.k8s.io/kube-apiserver:v1.35.4": true, "registry.k8s.io/kube-apiserver:v1.38.0@sha256:0123": true, "host:5000/kube-apiserver": false,
+	} {
+		if found := x.versionFinding(&nodeState{target: target{Node: "cp1"}, image: image}); (len(found) > 0) != want {
+			t.Errorf("%s: %+v, want a finding: %v", image, found, want)
+		}
+	}
+}
+
+// lostHost is a machine that does not answer.
+type lostHost struct{ *rootHost }
+
+func (h lostHost) Run(_ context.Context, c host.Cmd) (host.Result, error) {
+	return host.Result{}, &host.NotStartedError{Host: h.Name(), Argv: c.Argv, Err: errors.New("no route to host")}
+}
+
+func TestAWorkerThatIsDownDoesNotStandInTheWay(t *testing.T) {
+	cp, worker := newRootHost(t, "cp1", ""), lostHost{newRootHost(t, "w1", "")}
+	cp.put(t, etcdPKI+"server.crt", "x", 0o600)
+	m := &Manifest{Etcd: &EtcdPart{Members: []EtcdMember{{Name: "cp1"}, {Name: "cp2"}}}}
+	hosts, silent, err := EtcdHosts(t.Context(), m, []host.Host{cp, worker})
+	if err != nil || len(hosts) != 1 || len(silent) != 1 || !strings.Contains(silent[0].Error(), "w1") {
+		t.Errorf("hosts %v, silent %v, %v", hosts, silent, err)
+	}
+	if _, _, err := EtcdHosts(t.Context(), m, []host.Host{cp, lostHost{newRootHost(t, "cp2", "")}}); err == nil || !strings.Contains(err.Error(), "cp2") {
+		t.Errorf("a control plane node that is down: %v", err)
 	}
 }
 

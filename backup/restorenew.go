@@ -106,6 +106,7 @@ type newMachines struct {
 	endpoint         string
 	dataDir          string
 	apiPort          int
+	etcdPrefix       string
 }
 
 // RestoreNewMachines makes the control plane of a kubeadm cluster anew on
@@ -148,7 +149,7 @@ func (x *newMachines) survey(ctx context.Context) ([]target, error) {
 	}
 	var out []target
 	for _, n := range x.no.Nodes {
-		t := target{Node: n.Host.Name(), Member: n.Host.Name(), Address: n.Address, PeerURL: "https://" + net.JoinHostPort(n.Address, "2380"), DataDir: x.dataDir, APIPort: x.apiPort}
+		t := target{Node: n.Host.Name(), Member: n.Host.Name(), Address: n.Address, PeerURL: "https://" + net.JoinHostPort(n.Address, "2380"), DataDir: x.dataDir, APIPort: x.apiPort, EtcdPrefix: x.etcdPrefix}
 		if err := x.checkMachine(ctx, n, t); err != nil {
 			return nil, err
 		}
@@ -259,6 +260,9 @@ func (x *newMachines) readLost() error {
 		}
 		port, _, err := apiserverFlag(manifest, "secure-port")
 		if err != nil {
+			return fmt.Errorf("%s: %w", f.Path, err)
+		}
+		if x.etcdPrefix, _, err = apiserverFlag(manifest, "etcd-prefix"); err != nil {
 			return fmt.Errorf("%s: %w", f.Path, err)
 		}
 		if port != "" {
@@ -389,9 +393,11 @@ func (x *newMachines) steps() []restoreStep {
 	return append(steps,
 		restoreStep{"swap", "move etcd's data into place", each(x.swap)},
 		restoreStep{"certificates", "sign certificates for the new machines with the cluster's keys", phases([]string{"certs", "all"}, []string{"kubeconfig", "all"})},
-		restoreStep{"manifests", "write the static pods of etcd and the control plane", phases([]string{"etcd", "local"}, []string{"control-plane", "all"})},
+		restoreStep{"manifests/etcd", "write the static pods of etcd", phases([]string{"etcd", "local"})},
 		restoreStep{"kubelet", "start the kubelets of the new machines", phases([]string{"kubelet-start"})},
+		// Before any apiserver: it writes, and compacts what was restored within minutes.
 		restoreStep{"quorum", "wait until every etcd member serves exactly the backup's keys", x.quorum},
+		restoreStep{"manifests", "write the static pods of the control plane", phases([]string{"control-plane", "all"})},
 		restoreStep{"apiserver-ready", "wait until every kube-apiserver is ready", each(x.apiReady)},
 		restoreStep{"endpoint", "wait until " + x.endpoint + " leads to the new control plane", x.endpointLeadsHere},
 		restoreStep{"nodes", "mark the new control plane nodes, forget the lost ones", x.nodeObjects},

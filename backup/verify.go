@@ -64,8 +64,12 @@ type Report struct {
 	Bytes int64 `json:"bytes"`
 	// Took is the time that each level took, in nanoseconds.
 	Took map[string]time.Duration `json:"took"`
+	// Encrypted counts the keys that an apiserver encrypted, by provider and key as in "aescbc:key1".
+	Encrypted map[string]int `json:"encrypted,omitempty"`
 	// Restore is what the restored level saw.
 	Restore *RestoreReport `json:"restore,omitempty"`
+	// NotRecorded says why the result could not be recorded in the backup.
+	NotRecorded string `json:"notRecorded,omitempty"`
 }
 
 // Limit is a bound on what can be proved of a backup by itself.
@@ -91,7 +95,8 @@ func (r *Report) OK() bool { return r.Level >= r.Asked && len(r.Problems) == 0 }
 
 // Verify proves the backup in dir up to a level. What is wrong with the backup
 // is in the report; the error is for a verification that could not be carried out.
-// A level that is reached is recorded in the backup.
+// A level that is reached is recorded in the backup, and so is a problem that
+// was found: what was recorded before counts no longer then.
 func Verify(ctx context.Context, dir string, o VerifyOptions) (*Report, error) {
 	if o.Level == None {
 		o.Level = Opened
@@ -153,13 +158,41 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (*Report, error) {
 	if err := v.cleanUp(); err != nil {
 		return v.r, err
 	}
-	if v.r.OK() && (before == nil || before.Level < v.r.Level) && v.r.Level > m.Level {
-		rec := record{Manifest: m.Digest, Level: v.r.Level, At: time.Now().UTC().Truncate(time.Second), Tool: o.Tool}
-		if err := writeRecord(dir, rec); err != nil {
-			return v.r, err
+	if rec := v.record(before); rec != nil {
+		// A backup on a medium that cannot be written is as good as it is.
+		if err := writeRecord(dir, *rec); err != nil {
+			v.r.NotRecorded = err.Error()
 		}
 	}
 	return v.r, nil
+}
+
+// record is what is to be remembered of this verification, nil when it shows
+// nothing that is not recorded already.
+func (v *verification) record(before *record) *record {
+	rec := &record{Manifest: v.m.Digest, Level: v.r.Level, At: time.Now().UTC().Truncate(time.Second), Tool: v.o.Tool}
+	if !v.r.OK() {
+		if slices.ContainsFunc(v.r.Problems, func(p Problem) bool { return p.File == verifiedName }) || len(v.r.Problems) == 0 {
+			return nil // the record is somebody else's, or damaged: it is left for a person to look at
+		}
+		p := v.r.Problems[0]
+		rec.Problem = strings.TrimPrefix(p.File+": "+p.Problem, ": ")
+		if before != nil && before.Problem == rec.Problem && before.Level == rec.Level {
+			return nil
+		}
+		return rec
+	}
+	switch {
+	case before != nil && before.Problem != "":
+		// What failed then is only known to be good once it was tried again.
+		if v.r.Level <= before.Level {
+			return nil
+		}
+		return rec
+	case v.r.Level <= v.m.Level, before != nil && v.r.Level <= before.Level:
+		return nil
+	}
+	return rec
 }
 
 // verification is a Verify under way.
@@ -216,7 +249,7 @@ func (v *verification) copied(context.Context) error {
 			return err
 		}
 		name := filepath.ToSlash(rel)
-		if e.IsDir() || name == manifestName || name == verifiedName {
+		if e.IsDir() || name == manifestName || name == verifiedName || recordLeftover(name) {
 			return nil
 		}
 		size, ok := listed[name]
@@ -247,6 +280,10 @@ func (v *verification) copied(context.Context) error {
 	}
 	return nil
 }
+
+// recordLeftover says of a file whether it is a record of a verification that
+// was killed while it wrote it.
+func recordLeftover(name string) bool { return strings.HasPrefix(name, "."+verifiedName+".part-") }
 
 // hashes compares every file's digest, and the snapshot's own.
 func (v *verification) hashes(ctx context.Context) error {
@@ -324,6 +361,7 @@ func (v *verification) opened(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	v.r.Encrypted = c.Encrypted
 	if c.Revision != e.Revision || c.Hash != e.Hash || c.TotalKeys != e.TotalKeys {
 		v.problem(Opened, e.File, "holds revision %d, %d keys, hash %d; the manifest says revision %d, %d keys, hash %d", c.Revision, c.TotalKeys, c.Hash, e.Revision, e.TotalKeys, e.Hash)
 	}

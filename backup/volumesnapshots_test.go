@@ -212,11 +212,11 @@ func TestVolumeSnapshots(t *testing.T) {
 	if _, err := Prune(t.Context(), dir, b.Manifest.Lineage, 1, nil); err == nil {
 		t.Error("a backup with snapshots was removed without them")
 	}
-	removed, err := Prune(t.Context(), dir, b.Manifest.Lineage, 1, func(ctx context.Context, s []VolumeSnapshot) error {
+	pruned, err := Prune(t.Context(), dir, b.Manifest.Lineage, 1, func(ctx context.Context, s []VolumeSnapshot) error {
 		return DeleteVolumeSnapshots(ctx, l.api.RESTConfig(), s)
 	})
-	if err != nil || fmt.Sprint(removed) != fmt.Sprint([]string{filepath.Join(dir, "second"), filepath.Join(dir, "first")}) {
-		t.Errorf("removed %v, %v", removed, err)
+	if err != nil || fmt.Sprint(pruned.Removed) != fmt.Sprint([]string{filepath.Join(dir, "second"), filepath.Join(dir, "first")}) {
+		t.Errorf("removed %+v, %v", pruned, err)
 	}
 	if got, want := l.snapshots(t), []string{"third: shop/data"}; !slices.Equal(got, want) {
 		t.Errorf("snapshots are %v, want %v", got, want)

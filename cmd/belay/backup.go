@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -190,11 +191,16 @@ claims, which the backup names.`,
 			}
 			fmt.Fprintln(d.out, b.Dir)
 			if keep > 0 {
-				removed, err := backup.Prune(ctx, o.Dir, b.Manifest.Lineage, keep, func(ctx context.Context, s []backup.VolumeSnapshot) error {
+				pruned, err := backup.Prune(ctx, o.Dir, b.Manifest.Lineage, keep, func(ctx context.Context, s []backup.VolumeSnapshot) error {
 					return backup.DeleteVolumeSnapshots(ctx, o.REST, s)
 				})
-				for _, r := range removed {
-					fmt.Fprintf(d.err, "removed %s\n", r)
+				if pruned != nil {
+					for _, r := range pruned.Removed {
+						fmt.Fprintf(d.err, "removed %s\n", r)
+					}
+					for _, r := range pruned.Damaged {
+						fmt.Fprintf(d.err, "warn damaged, and not counted as a backup to keep: %s\n", r)
+					}
 				}
 				if err != nil {
 					return err
@@ -212,7 +218,7 @@ claims, which the backup names.`,
 	f.StringSliceVar(&o.Accept, "accept", nil, "go on in spite of this finding (repeatable; recorded in the manifest)")
 	f.StringArrayVar(&recipients, "recipient", nil, "encrypt what holds secrets for this age public key (repeatable)")
 	f.StringVar(&passphraseFile, "passphrase-file", "", "encrypt what holds secrets with the passphrase in this file, - for stdin")
-	f.IntVar(&keep, "keep", 0, "afterwards remove older backups of this cluster but so many; the newest verified one always stays")
+	f.IntVar(&keep, "keep", 0, "afterwards remove older backups of this cluster but so many; the newest sound one that was verified always stays")
 	f.StringSliceVar(&o.SnapshotClaims, "snapshot-claims", nil, "take CSI snapshots of these claims, as NAMESPACE/NAME,...; --keep removes them with their backup")
 	f.StringVar(&o.SnapshotClass, "snapshot-class", "", "VolumeSnapshotClass for them (default: the driver's)")
 	f.DurationVar(&o.SnapshotTimeout, "snapshot-timeout", 10*time.Minute, "how long to wait until they are ready to use")
@@ -346,6 +352,9 @@ func printReport(w io.Writer, r *backup.Report) error {
 	for _, l := range r.Limits {
 		rows = append(rows, []string{"limit", fmt.Sprintf("no further than %s: %s; %s", l.Level, l.Reason, l.Remedy)})
 	}
+	if r.NotRecorded != "" {
+		rows = append(rows, []string{"not recorded", "belay apply and --keep go by what is recorded: " + r.NotRecorded})
+	}
 	if s := r.Restore; s != nil && r.Level >= backup.Restored {
 		rows = append(rows,
 			[]string{"restored", fmt.Sprintf("%d objects of %d resources listed by kube-apiserver %s over etcd %s", s.Objects, len(s.Resources), s.APIServer, s.Etcd)},
@@ -404,7 +413,7 @@ func printBackups(w io.Writer, dir string, entries []backup.Entry) error {
 			if m.Etcd != nil {
 				rev = strconv.FormatInt(m.Etcd.Revision, 10)
 			}
-			row = []string{filepath.Base(e.Dir), m.Version.String(), e.Level.String(), verdict, rev, render.Bytes(e.Size), e.Problem}
+			row = []string{filepath.Base(e.Dir), m.Version.String(), e.Level.String(), verdict, rev, render.Bytes(e.Size), cmp.Or(e.Problem, e.Note)}
 		}
 		rows = append(rows, row)
 	}
