@@ -31,18 +31,18 @@ func writeConfig(ctx context.Context, client kubernetes.Interface, d *dirWriter)
 	clusterConfiguration := ""
 	found := 0
 	for _, c := range configMaps {
-		cm, err := client.CoreV1().ConfigMaps(c.namespace).Get(ctx, c.name, metav1.GetOptions{})
+		cm, err := asked(ctx, func() (*corev1.ConfigMap, error) {
+			return client.CoreV1().ConfigMaps(c.namespace).Get(ctx, c.name, metav1.GetOptions{})
+		})
 		if apierrors.IsNotFound(err) {
 			continue
 		}
 		name := "ConfigMap " + c.namespace + "/" + c.name
-		if apierrors.IsForbidden(err) {
-			part.Status = PartIncomplete
-			part.Missing = append(part.Missing, name+": forbidden")
-			continue
-		}
 		if err != nil {
-			return part, "", fmt.Errorf("read %s: %w", name, err)
+			if err := part.tolerate(ctx, name, err); err != nil {
+				return part, "", err
+			}
+			continue
 		}
 		if c.name == "kubeadm-config" {
 			clusterConfiguration = cm.Data["ClusterConfiguration"]
@@ -78,7 +78,7 @@ func writeReleases(ctx context.Context, client kubernetes.Interface, d *dirWrite
 	secrets, err := writeLines(d, "releases/secrets.jsonl.zst", true, func(emit func(any) error) error {
 		opts := metav1.ListOptions{LabelSelector: "owner=helm", FieldSelector: "type=" + releaseType, Limit: releasePage}
 		return eachPage(opts, func(o metav1.ListOptions) (metav1.ListInterface, error) {
-			l, err := client.CoreV1().Secrets("").List(ctx, o)
+			l, err := asked(ctx, func() (*corev1.SecretList, error) { return client.CoreV1().Secrets("").List(ctx, o) })
 			if err != nil {
 				return nil, err
 			}
@@ -91,7 +91,7 @@ func writeReleases(ctx context.Context, client kubernetes.Interface, d *dirWrite
 			return l, nil
 		})
 	})
-	if err = part.tolerate("Secrets of Helm releases", err); err != nil {
+	if err = part.tolerate(ctx, "Secrets of Helm releases", err); err != nil {
 		return part, err
 	}
 	n += secrets
@@ -99,7 +99,7 @@ func writeReleases(ctx context.Context, client kubernetes.Interface, d *dirWrite
 	maps, err := writeLines(d, "releases/configmaps.jsonl.zst", true, func(emit func(any) error) error {
 		opts := metav1.ListOptions{LabelSelector: "owner=helm", Limit: releasePage}
 		return eachPage(opts, func(o metav1.ListOptions) (metav1.ListInterface, error) {
-			l, err := client.CoreV1().ConfigMaps("").List(ctx, o)
+			l, err := asked(ctx, func() (*corev1.ConfigMapList, error) { return client.CoreV1().ConfigMaps("").List(ctx, o) })
 			if err != nil {
 				return nil, err
 			}
@@ -115,7 +115,7 @@ func writeReleases(ctx context.Context, client kubernetes.Interface, d *dirWrite
 			return l, nil
 		})
 	})
-	if err = part.tolerate("ConfigMaps of Helm releases", err); err != nil {
+	if err = part.tolerate(ctx, "ConfigMaps of Helm releases", err); err != nil {
 		return part, err
 	}
 	n += maps
@@ -125,16 +125,20 @@ func writeReleases(ctx context.Context, client kubernetes.Interface, d *dirWrite
 	return part, nil
 }
 
-// tolerate turns a refusal into an entry of Missing; other errors are given back.
-func (p *Part) tolerate(what string, err error) error {
-	if apierrors.IsForbidden(err) {
-		p.Status = PartIncomplete
-		p.Missing = append(p.Missing, what+": forbidden")
+// tolerate turns what could not be read into an entry of Missing; an error that ends the backup is given back.
+func (p *Part) tolerate(ctx context.Context, what string, err error) error {
+	switch {
+	case err == nil:
 		return nil
-	}
-	if err != nil {
+	case fatal(ctx, err):
 		return fmt.Errorf("read %s: %w", what, err)
 	}
+	why := err.Error()
+	if apierrors.IsForbidden(err) {
+		why = "forbidden"
+	}
+	p.Status = PartIncomplete
+	p.Missing = append(p.Missing, what+": "+why)
 	return nil
 }
 
@@ -167,26 +171,26 @@ func writeLines(d *dirWriter, name string, secret bool, produce func(emit func(a
 func writeLinesOnce(d *dirWriter, name string, secret bool, produce func(emit func(any) error) error) (n int, err error) {
 	w, err := d.create(name, secret)
 	if err != nil {
-		return 0, err
+		return 0, local(err)
 	}
-	defer func() { err = errors.Join(err, w.Abort()) }()
+	defer func() { err = errors.Join(err, local(w.Abort())) }()
 	z, err := newCompressor(w)
 	if err != nil {
-		return 0, err
+		return 0, local(err)
 	}
 	enc := json.NewEncoder(z)
 	enc.SetEscapeHTML(false)
 	err = produce(func(v any) error {
 		n++
-		return enc.Encode(v)
+		return local(enc.Encode(v))
 	})
-	if err = errors.Join(err, z.Close()); err != nil {
+	if err = errors.Join(err, local(z.Close())); err != nil {
 		return 0, err
 	}
 	if n == 0 {
 		return 0, nil // the deferred Abort removes it
 	}
-	return n, w.Close()
+	return n, local(w.Close())
 }
 
 // readLines gives each line of a file that writeLines wrote.

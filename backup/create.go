@@ -15,6 +15,7 @@ import (
 
 	"filippo.io/age"
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -208,7 +209,9 @@ func (c *creation) open(ctx context.Context) error {
 	if c.client, err = kubernetes.NewForConfig(c.o.REST); err != nil {
 		return fmt.Errorf("back up: %w", err)
 	}
-	ns, err := c.client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	ns, err := asked(ctx, func() (*corev1.Namespace, error) {
+		return c.client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	})
 	if err != nil {
 		return fmt.Errorf("read the cluster's identity, namespace kube-system: %w", err)
 	}
@@ -313,9 +316,9 @@ func (c *creation) nodes(ctx context.Context) error {
 	g.SetLimit(8)
 	for i, h := range c.o.Hosts {
 		g.Go(func() error {
-			files, missing, err := readNode(ctx, h)
-			if err != nil {
-				return err
+			files, missing := readNode(ctx, h)
+			if ctx.Err() != nil {
+				return ctx.Err()
 			}
 			for _, f := range files {
 				if err := c.d.writeFile(nodePath(h.Name(), f.path), true, f.data, f.path, f.mode); err != nil {
@@ -346,6 +349,7 @@ func (c *creation) etcd(ctx context.Context) (err error) {
 	if access == nil {
 		if len(c.o.Hosts) == 0 {
 			c.add(Part{Name: "etcd", Status: PartAbsent, Detail: "no access to etcd: neither control plane nodes nor endpoints were given"})
+			c.sink.Emit(event.Event{Time: time.Now(), Type: event.Warning, Run: "backup", Subject: "etcd", Msg: "without an etcd snapshot, objects can be restored from this backup, and no cluster; give --inventory or --etcd-endpoint"})
 			return nil
 		}
 		if access, err = DiscoverEtcd(ctx, c.o.Hosts, c.clusterConfiguration); err != nil {

@@ -33,6 +33,9 @@ type fakeAPI struct {
 	expire int
 	// lists counts list requests by path.
 	lists map[string]int
+	// refuse holds status codes that the next requests by path get, cut how many lists end in the middle.
+	refuse map[string][]int
+	cut    map[string]int
 	// pageSize overrides the limit that was asked for.
 	pageSize int
 }
@@ -111,7 +114,16 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusForbidden, metav1.StatusReasonForbidden)
 		return
 	}
+	if codes := f.refuse[p]; len(codes) > 0 {
+		f.refuse[p] = codes[1:]
+		fail(w, codes[0], metav1.StatusReasonUnknown)
+		return
+	}
 	if objs, ok := f.objects[p]; ok {
+		if f.cut[p] > 0 && r.URL.Query().Get("labelSelector") == "" {
+			f.cut[p]--
+			w = cutWriter{w}
+		}
 		f.list(w, r, objs)
 		return
 	}
@@ -239,6 +251,19 @@ func (f *fakeAPI) list(w http.ResponseWriter, r *http.Request, objs map[string]m
 		}
 	}
 	reply(w, map[string]any{"kind": kind + "List", "apiVersion": gv, "metadata": meta, "items": items})
+}
+
+// cutWriter drops the connection in the middle of what is written.
+type cutWriter struct{ http.ResponseWriter }
+
+func (w cutWriter) Write(p []byte) (int, error) {
+	if n, err := w.ResponseWriter.Write(p[:len(p)/2]); err != nil {
+		return n, err
+	}
+	if err := http.NewResponseController(w.ResponseWriter).Flush(); err != nil {
+		return 0, err
+	}
+	panic(http.ErrAbortHandler)
 }
 
 func reply(w http.ResponseWriter, v any) {

@@ -63,19 +63,23 @@ var nodeFiles = []string{
 // readNode reads the configuration of a control plane node: PKI, kubeconfigs,
 // static pod manifests, what their flags name, kubelet and containerd.
 // missing names what could not be read although it should be there.
-func readNode(ctx context.Context, h host.Host) (files []nodeFile, missing []string, err error) {
+func readNode(ctx context.Context, h host.Host) (files []nodeFile, missing []string) {
 	for _, tree := range nodeTrees {
 		got, skipped, err := readTree(ctx, h, tree.dir, tree.exclude)
-		if exit := (*host.ExitError)(nil); errors.As(err, &exit) && !tree.required {
+		files = append(files, got...)
+		if err != nil {
 			// tar says no to a directory that is not there.
-			if _, probe := h.Run(ctx, host.Cmd{Argv: []string{"test", "-e", tree.dir}}); errors.As(probe, &exit) {
-				continue
+			exit := (*host.ExitError)(nil)
+			if errors.As(err, &exit) && !tree.required {
+				if there, perr := exists(ctx, h, tree.dir); perr == nil && !there {
+					continue
+				}
+			}
+			missing = append(missing, err.Error())
+			if lost := errors.As(err, new(*host.NotStartedError)) || errors.As(err, new(*host.LostError)); lost {
+				return files, missing // every further question would wait as long
 			}
 		}
-		if err != nil {
-			return nil, nil, err
-		}
-		files = append(files, got...)
 		missing = append(missing, skipped...)
 	}
 	have := map[string]bool{}
@@ -84,13 +88,11 @@ func readNode(ctx context.Context, h host.Host) (files []nodeFile, missing []str
 	}
 	for _, p := range nodeFiles {
 		if err := readOptional(ctx, h, p, have, &files); err != nil {
-			return nil, nil, err
+			missing = append(missing, err.Error())
 		}
 	}
-	named, err := filesOfFlags(files)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", h.Name(), err)
-	}
+	named, unread := filesOfFlags(files)
+	missing = append(missing, unread...)
 	for _, p := range named {
 		if have[p] {
 			continue
@@ -105,7 +107,7 @@ func readNode(ctx context.Context, h host.Host) (files []nodeFile, missing []str
 		files = append(files, nodeFile{path: p, mode: 0o600, data: data})
 	}
 	slices.SortFunc(files, func(a, b nodeFile) int { return strings.Compare(a.path, b.path) })
-	return files, missing, nil
+	return files, missing
 }
 
 func readOptional(ctx context.Context, h host.Host, p string, have map[string]bool, files *[]nodeFile) error {
@@ -124,7 +126,9 @@ func readOptional(ctx context.Context, h host.Host, p string, have map[string]bo
 	return nil
 }
 
-// readTree reads a directory as one tar stream, so that it costs one round trip.
+// readTree reads a directory as one tar stream, so that it costs one round
+// trip. What tar could not read (a link to nowhere, a file that changed
+// meanwhile) is in skipped; the rest is there.
 func readTree(ctx context.Context, h host.Host, dir, exclude string) (files []nodeFile, skipped []string, err error) {
 	argv := []string{"tar", "-c", "-h", "-f", "-", "-C", dir}
 	if exclude != "" {
@@ -133,7 +137,18 @@ func readTree(ctx context.Context, h host.Host, dir, exclude string) (files []no
 	argv = append(argv, ".")
 	var out limitedBuffer
 	if _, err := h.Run(ctx, host.Cmd{Argv: argv, Stdout: &out}); err != nil {
-		return nil, nil, fmt.Errorf("%s: read %s: %w", h.Name(), dir, err)
+		exit := (*host.ExitError)(nil)
+		if !errors.As(err, &exit) || out.Len() == 0 {
+			return nil, nil, fmt.Errorf("%s: read %s: %w", h.Name(), dir, err)
+		}
+		for line := range strings.Lines(string(exit.Stderr)) {
+			if line = strings.TrimSpace(line); line != "" && !strings.Contains(line, "Exiting with failure status") {
+				skipped = append(skipped, dir+": "+line)
+			}
+		}
+		if len(skipped) == 0 {
+			skipped = append(skipped, dir+": "+err.Error())
+		}
 	}
 	if out.over {
 		return nil, nil, fmt.Errorf("%s: %s holds more than %d MiB, which is no configuration; move out what does not belong there", h.Name(), dir, maxNodeTotal>>20)
@@ -145,7 +160,7 @@ func readTree(ctx context.Context, h host.Host, dir, exclude string) (files []no
 			return files, skipped, nil
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("%s: read %s: %w", h.Name(), dir, err)
+			return files, skipped, fmt.Errorf("%s: read %s: %w", h.Name(), dir, err)
 		}
 		p := path.Join(dir, head.Name)
 		switch {
@@ -160,7 +175,7 @@ func readTree(ctx context.Context, h host.Host, dir, exclude string) (files []no
 		}
 		data, err := io.ReadAll(r)
 		if err != nil {
-			return nil, nil, fmt.Errorf("%s: read %s: %w", h.Name(), p, err)
+			return files, skipped, fmt.Errorf("%s: read %s: %w", h.Name(), p, err)
 		}
 		files = append(files, nodeFile{path: p, mode: head.FileInfo().Mode().Perm(), data: data})
 	}
@@ -185,15 +200,16 @@ const manifestDir = "/etc/kubernetes/manifests"
 
 // filesOfFlags gives the host paths that flags of static pods name, such as
 // --encryption-provider-config or --audit-policy-file, through the pods' hostPath volumes.
-func filesOfFlags(files []nodeFile) ([]string, error) {
-	var out []string
+// unread are manifests that hold no pod.
+func filesOfFlags(files []nodeFile) (out, unread []string) {
 	for _, f := range files {
 		if path.Dir(f.path) != manifestDir {
 			continue
 		}
 		var pod corev1.Pod
 		if err := yaml.Unmarshal(f.data, &pod); err != nil {
-			return nil, fmt.Errorf("%s: not a pod: %w", f.path, err)
+			unread = append(unread, fmt.Sprintf("what %s names: it holds no pod: %v", f.path, err))
+			continue
 		}
 		for _, c := range pod.Spec.Containers {
 			for _, arg := range slices.Concat(c.Command, c.Args) {
@@ -208,7 +224,7 @@ func filesOfFlags(files []nodeFile) ([]string, error) {
 		}
 	}
 	slices.Sort(out)
-	return slices.Compact(out), nil
+	return slices.Compact(out), unread
 }
 
 // mayBeFile leaves out what is known to be a directory.

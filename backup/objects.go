@@ -51,7 +51,13 @@ func (c *creation) objects(ctx context.Context) error {
 	defer api.http.CloseIdleConnections()
 	cat, err := api.catalogue(ctx)
 	if err != nil {
-		return err
+		if fatal(ctx, err) {
+			return err
+		}
+		for _, name := range []string{"objects", "volumes"} {
+			c.add(Part{Name: name, Status: PartIncomplete, Missing: []string{err.Error()}})
+		}
+		return nil
 	}
 	part := Part{Name: "objects", Status: PartComplete}
 	for gv, reason := range cat.failed {
@@ -87,20 +93,30 @@ func (c *creation) objects(ctx context.Context) error {
 				c.sink.Emit(event.Event{Time: time.Now(), Type: event.StepProgress, Run: "backup", Step: "objects", Msg: fmt.Sprintf("objects of %d of %d resources are written", done, len(cat.resources))})
 			}
 			switch {
-			case apierrors.IsForbidden(err):
-				part.Status = PartIncomplete
-				part.Missing = append(part.Missing, r.id()+": forbidden")
-				return nil
-			case apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err):
-				// It went away after it was discovered.
-				part.Missing = append(part.Missing, r.id()+": no longer served")
-				part.Status = PartIncomplete
-				return nil
-			case err != nil:
+			case err != nil && fatal(gctx, err):
 				return err
+			case err != nil:
+				why := err.Error()
+				switch {
+				case apierrors.IsForbidden(err):
+					why = "forbidden"
+				case apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err):
+					// It went away after it was discovered.
+					why = "no longer served"
+				}
+				mounts.reset(r)
+				part.Status = PartIncomplete
+				part.Missing = append(part.Missing, r.id()+": "+why)
+				return nil
 			}
 			if secret && out.File == "" && out.Count > 0 {
-				notes = append(notes, fmt.Sprintf("%d Secrets left out, as nothing is encrypted", out.Count))
+				if c.m.Etcd == nil {
+					// Nothing of this backup holds them.
+					part.Status = PartIncomplete
+					part.Missing = append(part.Missing, fmt.Sprintf("%s: %d left out, as nothing is encrypted (give --recipient or --passphrase-file)", r.id(), out.Count))
+				} else {
+					notes = append(notes, fmt.Sprintf("%d Secrets left out, as nothing is encrypted; the snapshot has them", out.Count))
+				}
 			}
 			total += out.Count
 			c.m.Resources = append(c.m.Resources, out)
@@ -137,15 +153,20 @@ func (c *creation) objectStream(ctx context.Context, api *apiClient, r resource,
 	for {
 		mounts.reset(r)
 		err := c.objectStreamOnce(ctx, api, r, at, countOnly, mounts, &out)
-		if apierrors.IsResourceExpired(err) && out.Restarts < maxRestarts {
+		switch {
+		case err == nil || fatal(ctx, err) || out.Restarts == maxRestarts:
+			return out, err
+		case apierrors.IsResourceExpired(err):
 			// The revision, or the continue token, is older than the apiserver's
 			// compaction. What was read belongs to that revision only, so it is
 			// thrown away, and the list begins anew at the present.
-			out.Restarts++
 			at = ""
-			continue
+		case errors.As(err, new(*CutError)):
+			// Some objects were seen already; the whole list is read anew.
+		default:
+			return out, err
 		}
-		return out, err
+		out.Restarts++
 	}
 }
 
@@ -162,12 +183,12 @@ func (c *creation) objectStreamOnce(ctx context.Context, api *apiClient, r resou
 	}
 	w, err := c.d.create(objectPath(r.group, r.name), secretKind(r.group, r.name))
 	if err != nil {
-		return err
+		return local(err)
 	}
-	defer func() { err = errors.Join(err, w.Abort()) }()
+	defer func() { err = errors.Join(err, local(w.Abort())) }()
 	z, err := newCompressor(w)
 	if err != nil {
-		return err
+		return local(err)
 	}
 	lw := &lineWriter{w: z}
 	if !r.custom {
@@ -179,16 +200,16 @@ func (c *creation) objectStreamOnce(ctx context.Context, api *apiClient, r resou
 		if err := errors.Join(ids.add(raw), mounts.see(r, raw)); err != nil {
 			return err
 		}
-		return lw.write(raw)
+		return local(lw.write(raw))
 	})
-	if err = errors.Join(err, z.Close()); err != nil {
+	if err = errors.Join(err, local(z.Close())); err != nil {
 		return err
 	}
 	if out.Count == 0 {
 		return nil // the deferred Abort removes the file
 	}
 	out.File = w.entry.Path
-	return w.Close()
+	return local(w.Close())
 }
 
 // newCompressor makes a compressor whose memory is bounded at a few MiB.

@@ -2,6 +2,8 @@ package backup
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,8 +14,9 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/protobuf/proto"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/belayops/belay/internal/host"
 )
 
 // objectLines gives the objects of a resource in a backup.
@@ -69,16 +72,196 @@ func TestObjectsInPagesThatExpire(t *testing.T) {
 	}
 }
 
-func TestListsThatAlwaysExpireEndInAnError(t *testing.T) {
+// incomplete creates a backup and gives the part that is incomplete.
+func (f *fixture) incomplete(t *testing.T, part string) (*Backup, *Part) {
+	t.Helper()
+	b := f.create(t)
+	p := b.Manifest.Part(part)
+	if p == nil || p.Status != PartIncomplete || b.Manifest.Complete() {
+		t.Fatalf("part %s: %+v, want it incomplete", part, p)
+	}
+	if b.Manifest.Etcd == nil || b.Manifest.Level != Opened {
+		t.Errorf("the snapshot went with it: level %s", b.Manifest.Level)
+	}
+	if r := verify(t, b.Dir, Opened); !r.OK() {
+		t.Errorf("verify: %+v", r.Problems)
+	}
+	return b, p
+}
+
+func TestListsThatAlwaysExpireMakeItIncomplete(t *testing.T) {
 	f := newFixture(t)
 	for i := range 9 {
 		f.api.add("v1", "configmaps", "shop", fmt.Sprintf("c%02d", i), map[string]any{})
 	}
 	f.api.pageSize, f.api.expire = 4, 1000
-	if _, err := Create(t.Context(), f.options()); !apierrors.IsResourceExpired(err) {
-		t.Errorf("err = %v", err)
+	if _, p := f.incomplete(t, "objects"); len(p.Missing) != 1 || !strings.HasPrefix(p.Missing[0], "configmaps: ") {
+		t.Errorf("missing: %q", p.Missing)
 	}
-	f.nothingLeft(t)
+}
+
+func TestAServerThatIsOverloadedIsAskedAgain(t *testing.T) {
+	f := newFixture(t)
+	f.api.refuse = map[string][]int{"/api/v1/configmaps": {429, 503}, "/api/v1/namespaces": {500}}
+	b := f.create(t)
+	if !b.Manifest.Complete() || len(objectLines(t, b, "", "configmaps")) != 1 {
+		t.Errorf("parts: %+v", b.Manifest.Parts)
+	}
+}
+
+func TestAListThatIsCutOffIsReadAnew(t *testing.T) {
+	f := newFixture(t)
+	for i := range 9 {
+		f.api.add("v1", "configmaps", "shop", fmt.Sprintf("c%02d", i), map[string]any{})
+	}
+	f.api.pageSize, f.api.cut = 4, map[string]int{"/api/v1/configmaps": 2}
+	b := f.create(t)
+	if p := b.Manifest.resource("", "configmaps"); !b.Manifest.Complete() || p.Count != 10 || p.Restarts != 2 || len(objectLines(t, b, "", "configmaps")) != 10 {
+		t.Errorf("%+v, parts %+v", p, b.Manifest.Parts)
+	}
+	if r := verify(t, b.Dir, Opened); !r.OK() {
+		t.Errorf("verify: %+v", r.Problems)
+	}
+}
+
+func TestAResourceThatIsNeverListedMakesItIncomplete(t *testing.T) {
+	f := newFixture(t)
+	f.api.cut = map[string]int{"/api/v1/configmaps": 1000}
+	b, p := f.incomplete(t, "objects")
+	if len(p.Missing) != 1 || !strings.HasPrefix(p.Missing[0], "configmaps: ") || b.Manifest.resource("", "namespaces") == nil {
+		t.Errorf("missing: %q", p.Missing)
+	}
+}
+
+func TestANodeThatIsDownMakesItIncomplete(t *testing.T) {
+	f := newFixture(t)
+	o := f.options()
+	o.Hosts = append(o.Hosts, lostHost{newRootHost(t, "cp2", "")})
+	b, err := Create(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := b.Manifest.Part("nodes/cp2"); p == nil || p.Status != PartIncomplete || !strings.Contains(p.Missing[0], "no route to host") || b.Manifest.Complete() {
+		t.Errorf("part: %+v", p)
+	}
+	if p := b.Manifest.Part("nodes/cp1"); p == nil || p.Status != PartComplete || b.Manifest.Level != Opened {
+		t.Errorf("the others: %+v", b.Manifest.Parts)
+	}
+}
+
+func TestALinkToNowhereMakesANodeIncomplete(t *testing.T) {
+	f := newFixture(t)
+	if err := os.Symlink("/nowhere/at/all", filepath.Join(f.host.root, "/etc/kubernetes/old.conf")); err != nil {
+		t.Fatal(err)
+	}
+	f.host.put(t, "/etc/kubernetes/manifests/broken.yaml", "kind: [", 0o600)
+	b, p := f.incomplete(t, "nodes/cp1")
+	if len(p.Missing) != 2 || !strings.Contains(p.Missing[0], "old.conf") || !strings.Contains(p.Missing[1], "broken.yaml") {
+		t.Errorf("missing: %q", p.Missing)
+	}
+	if b.Manifest.sourceFile("cp1", "/etc/kubernetes/pki/ca.key") == nil {
+		t.Error("the other files are not there")
+	}
+}
+
+func TestSecretsThatNothingHoldsMakeItIncomplete(t *testing.T) {
+	f := newFixture(t)
+	o := f.options()
+	o.Hosts, o.Etcd = nil, nil
+	b, err := Create(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := b.Manifest.Part("objects"); b.Manifest.Complete() || len(p.Missing) != 1 || !strings.Contains(p.Missing[0], "--recipient") {
+		t.Errorf("objects: %+v", p)
+	}
+	// Encrypted, they are in it.
+	if o.Recipients, o.RecipientNames, err = Recipients(nil, "correct horse"); err != nil {
+		t.Fatal(err)
+	}
+	o.Name = "encrypted"
+	if b, err = Create(t.Context(), o); err != nil || !b.Manifest.Complete() {
+		t.Errorf("encrypted: %+v, %v", b, err)
+	}
+}
+
+// rewrite changes the content of a backup's file and the manifest with it, as a belay with a bug would write both.
+func rewrite(t *testing.T, b *Backup, file string, content func([]byte) []byte) {
+	t.Helper()
+	p := filepath.Join(b.Dir, file)
+	r, err := os.Open(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var plain bytes.Buffer
+	if err := readLines(r, func(l []byte) error { plain.Write(l); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	var out bytes.Buffer
+	z, err := newCompressor(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := z.Write(content(plain.Bytes())); err != nil || z.Close() != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p, out.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := b.Manifest.File(file)
+	sum := sha256.Sum256(out.Bytes())
+	f.Size, f.SHA256 = int64(out.Len()), hex.EncodeToString(sum[:])
+	if err := b.Manifest.write(b.Dir); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOpenedReadsEveryObject(t *testing.T) {
+	for name, c := range map[string]struct {
+		file    string
+		content func([]byte) []byte
+		want    string
+	}{
+		"an object less":    {"objects/core/configmaps.jsonl.zst", func(b []byte) []byte { return nil }, "holds 0 objects"},
+		"another object":    {"objects/core/configmaps.jsonl.zst", func(b []byte) []byte { return bytes.Replace(b, []byte("kubeadm-config"), []byte("kubeadm-confid"), 1) }, "are not the 1"},
+		"no JSON":           {"objects/core/configmaps.jsonl.zst", func(b []byte) []byte { return b[:len(b)/2] }, "line 1"},
+		"a release record":  {"releases/secrets.jsonl.zst", func(b []byte) []byte { return b[1:] }, "line 1 is no JSON"},
+		"nothing was wrong": {"releases/secrets.jsonl.zst", func(b []byte) []byte { return b }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			b := f.create(t)
+			rewrite(t, b, c.file, c.content)
+			r := verify(t, b.Dir, Opened)
+			if c.want == "" {
+				if !r.OK() {
+					t.Errorf("%+v", r.Problems)
+				}
+				return
+			}
+			if r.Level != HashVerified || len(r.Problems) != 1 || r.Problems[0].File != c.file || !strings.Contains(r.Problems[0].Problem, c.want) {
+				t.Errorf("level %s, problems %+v, want one with %q", r.Level, r.Problems, c.want)
+			}
+		})
+	}
+}
+
+func TestASnapshotThatWasNotCountedIsNoDamage(t *testing.T) {
+	f := newFixture(t)
+	b := f.create(t)
+	b.Manifest.Level, b.Manifest.Etcd.LiveCounts = HashVerified, "the member compacted it"
+	if err := b.Manifest.write(b.Dir); err != nil {
+		t.Fatal(err)
+	}
+	r := verify(t, b.Dir, Opened)
+	if r.OK() || r.Level != HashVerified || len(r.Problems) > 0 || len(r.Limits) != 1 {
+		t.Errorf("%+v", r)
+	}
+	o := EtcdRestoreOptions{Hosts: []host.Host{f.host}, Journal: filepath.Join(t.TempDir(), "j"), Accept: []string{NotRestored}}
+	if ids, msg := notRestored(t, b.Dir, o); ids[0] != NotOpened || !strings.Contains(msg, "--level restored") {
+		t.Errorf("restore: %v, %s", ids, msg)
+	}
 }
 
 func TestSecretsAreOnlyInEncryptedParts(t *testing.T) {

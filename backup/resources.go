@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -252,25 +253,98 @@ func (c *apiClient) list(ctx context.Context, path, rv string, each func(json.Ra
 	}
 }
 
-// page reads one response.
-func (c *apiClient) page(ctx context.Context, path string, query url.Values, each func(json.RawMessage) error) (metav1.ListMeta, error) {
-	var meta metav1.ListMeta
+// How often a request that an overloaded or restarting server refuses is made
+// again, and how long is waited at the most in between.
+const (
+	maxAttempts  = 6
+	firstBackoff = 500 * time.Millisecond
+	maxBackoff   = 15 * time.Second
+)
+
+// CutError is a list whose response ended in the middle: each has seen some of
+// its objects already.
+type CutError struct{ Err error }
+
+func (e *CutError) Error() string { return "the response ended in the middle: " + e.Err.Error() }
+
+// Unwrap gives the reason.
+func (e *CutError) Unwrap() error { return e.Err }
+
+// page reads one response, and asks again for one that was refused for now.
+func (c *apiClient) page(ctx context.Context, path string, query url.Values, each func(json.RawMessage) error) (meta metav1.ListMeta, err error) {
+	err = patiently(ctx, func() (after time.Duration, err error) {
+		meta, after, err = c.pageOnce(ctx, path, query, each)
+		return after, err
+	})
+	return meta, err
+}
+
+// patiently makes a request, and makes it again while the server refuses it for
+// now. after is how long the server asks to wait before that.
+func patiently(ctx context.Context, request func() (after time.Duration, err error)) error {
+	backoff := firstBackoff
+	for attempt := 1; ; attempt++ {
+		after, err := request()
+		if err == nil || attempt == maxAttempts || !passing(err) {
+			return err
+		}
+		t := time.NewTimer(min(max(after, backoff), maxBackoff))
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return errors.Join(err, ctx.Err())
+		case <-t.C:
+		}
+		backoff *= 2
+	}
+}
+
+// asked is patiently for a request through client-go, which heeds the server's own wish.
+func asked[T any](ctx context.Context, request func() (T, error)) (out T, err error) {
+	err = patiently(ctx, func() (time.Duration, error) {
+		out, err = request()
+		return 0, err
+	})
+	return out, err
+}
+
+// passing says of a refused request whether it may be taken a moment later.
+func passing(err error) bool {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return slices.Contains([]int32{http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout}, status.Status().Code)
+	}
+	// No answer at all: refused, reset, closed while it was idle.
+	return errors.As(err, new(*url.Error)) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+}
+
+// pageOnce makes one request. after is how long the server asks to wait before another.
+func (c *apiClient) pageOnce(ctx context.Context, path string, query url.Values, each func(json.RawMessage) error) (meta metav1.ListMeta, after time.Duration, err error) {
 	u := c.base.JoinPath(path)
 	u.RawQuery = query.Encode()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return meta, err
+		return meta, 0, err
 	}
 	req.Header.Set("Accept", "application/json")
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return meta, err
+		return meta, 0, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return meta, statusError(resp)
+		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
+			after = time.Duration(s) * time.Second
+		}
+		return meta, after, statusError(resp)
 	}
-	return meta, decodeList(resp.Body, &meta, each)
+	if err := decodeList(resp.Body, &meta, each); err != nil {
+		if errors.As(err, new(*localError)) {
+			return meta, 0, err
+		}
+		return meta, 0, &CutError{err}
+	}
+	return meta, 0, nil
 }
 
 // do makes one request with a body and gives the answer's.

@@ -55,6 +55,9 @@ type EtcdRestoreOptions struct {
 // NotRestored is the waiver for restoring from a backup of which it was never proved that it can be.
 const NotRestored = "backup-not-restored"
 
+// NotOpened is the waiver for restoring from a backup whose keys were never compared with those of the live member.
+const NotOpened = "backup-not-opened"
+
 // EtcdRestoreReport says what was done.
 type EtcdRestoreReport struct {
 	Run string `json:"run"`
@@ -191,8 +194,15 @@ func (x *etcdRestore) open(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if !r.OK() {
+	if len(r.Problems) > 0 {
 		return &DamagedError{filepath.Join(dir, r.Problems[0].File), r.Problems[0].Problem}
+	}
+	if e := entry(dir); !r.OK() && e.Level < Restored && !slices.Contains(x.o.Accept, NotOpened) {
+		why := "level opened is not reached"
+		if len(r.Limits) > 0 {
+			why = r.Limits[0].Reason
+		}
+		return blockedRestore(Blocker{ID: NotOpened, Message: why, Remedy: "prove that it can be restored: belay backup verify " + dir + " --level restored"})
 	}
 	x.encrypted = r.Encrypted
 	if x.src, err = newBackupSource(dir, x.o.Identities); err != nil {

@@ -82,6 +82,9 @@ type ObjectsReport struct {
 	Objects []RestoredObject `json:"objects"`
 	// Count holds the number of objects by action.
 	Count map[string]int `json:"count"`
+	// NotKept names resources that a pattern selects, and of which the backup has
+	// objects elsewhere than in its object part, if at all.
+	NotKept []string `json:"notKept,omitempty"`
 }
 
 // RestoredObject is one object and what became of it.
@@ -240,9 +243,14 @@ func (x *restoration) selected() ([]*ResourcePart, error) {
 			continue
 		}
 		if p.File == "" && p.Count > 0 {
-			if named {
-				return nil, fmt.Errorf("%s: the backup holds no objects of it: Secrets are kept only in encrypted backups; they are in the etcd snapshot", p.id())
+			why := fmt.Sprintf("%s: none of the %d that the cluster had is in the object part: Secrets are kept there only in encrypted backups", p.id(), p.Count)
+			if x.src.m.Etcd != nil {
+				why += "; the etcd snapshot has them (restore --etcd)"
 			}
+			if named {
+				return nil, errors.New(why)
+			}
+			x.r.NotKept = append(x.r.NotKept, why)
 			continue
 		}
 		out = append(out, p)
@@ -374,6 +382,8 @@ func (x *restoration) one(ctx context.Context, p *ResourcePart, id identity, raw
 		}
 	}
 	switch p.id() {
+	case "persistentvolumes":
+		x.planned["volume/"+id.Name] = true
 	case "namespaces":
 		x.planned["namespace/"+id.Name] = true
 	case "customresourcedefinitions.apiextensions.k8s.io":
@@ -557,6 +567,12 @@ func (x *restoration) clean(ctx context.Context, p *ResourcePart, o map[string]a
 			delete(claim, "uid")
 			delete(claim, "resourceVersion")
 		}
+	case "persistentvolumeclaims":
+		note, err := x.unbind(ctx, meta, spec)
+		if err != nil {
+			return nil, err
+		}
+		notes = append(notes, nonEmpty(note)...)
 	case "jobs.batch":
 		if spec["manualSelector"] != true {
 			delete(spec, "selector")
@@ -570,6 +586,56 @@ func (x *restoration) clean(ctx context.Context, p *ResourcePart, o map[string]a
 		delete(spec, "nodeName")
 	}
 	return notes, nil
+}
+
+// boundAnnotations are what the volume controller and the scheduler write onto a
+// claim. One that says that it is bound already, to a volume that does not know
+// it, is Lost at once.
+// Source: k8s.io/kubernetes/pkg/controller/volume/persistentvolume (syncBoundClaim).
+var boundAnnotations = []string{
+	"pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller", "volume.kubernetes.io/selected-node",
+	"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
+}
+
+// unbind lets a claim be bound anew: to its own volume where that is there and
+// free for it, or may be freed by a person as it holds the data; else to another.
+func (x *restoration) unbind(ctx context.Context, meta, spec map[string]any) (note string, err error) {
+	if annotations, ok := meta["annotations"].(map[string]any); ok {
+		for _, a := range boundAnnotations {
+			delete(annotations, a)
+		}
+	}
+	volume, _ := spec["volumeName"].(string)
+	if volume == "" {
+		return "", nil
+	}
+	raw, err := x.live.api.get(ctx, "/api/v1/persistentvolumes/"+volume)
+	switch {
+	case apierrors.IsNotFound(err) && x.planned["volume/"+volume]:
+		return "", nil
+	case apierrors.IsNotFound(err):
+		delete(spec, "volumeName")
+		return "volume " + volume + ", which held its data, is not there: it gets another, empty one", nil
+	case err != nil:
+		return "", fmt.Errorf("read its volume %s: %w", volume, err)
+	}
+	var pv struct {
+		Spec struct {
+			ClaimRef *struct{ Namespace, Name, UID string } `json:"claimRef"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(raw, &pv); err != nil {
+		return "", fmt.Errorf("its volume %s: %w", volume, err)
+	}
+	ref := pv.Spec.ClaimRef
+	switch {
+	case ref == nil || ref.Namespace == meta["namespace"] && ref.Name == meta["name"] && ref.UID == "":
+		return "", nil
+	case ref.Namespace == meta["namespace"] && ref.Name == meta["name"]:
+		return fmt.Sprintf("volume %s with its data still names the claim that was deleted: the new one waits until that is taken out: kubectl patch pv %s --type json -p '[{\"op\":\"remove\",\"path\":\"/spec/claimRef/uid\"}]'", volume, volume), nil
+	}
+	delete(spec, "volumeName")
+	return fmt.Sprintf("volume %s belongs to claim %s/%s now: it gets another, empty one", volume, ref.Namespace, ref.Name), nil
 }
 
 // liveOwner gives the UID of a live object that an owner reference names, "" when there is none.

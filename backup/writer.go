@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -19,6 +20,25 @@ import (
 
 // ageSuffix ends the names of encrypted files.
 const ageSuffix = ".age"
+
+// localError is a failure to write the backup itself. Without room for a backup
+// there is none; what cannot be read makes one incomplete.
+type localError struct{ err error }
+
+func (e *localError) Error() string { return e.err.Error() }
+func (e *localError) Unwrap() error { return e.err }
+
+func local(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &localError{err}
+}
+
+// fatal says whether an error ends the backup: one of ours, or the end of ctx.
+func fatal(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.As(err, new(*localError))
+}
 
 // dirWriter writes the files of a backup and remembers them for the manifest.
 // Every file is 0600 in directories that are 0700, and fsynced when it is closed.

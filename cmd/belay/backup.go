@@ -207,7 +207,7 @@ claims, which the backup names.`,
 				}
 			}
 			if !b.Manifest.Complete() {
-				return &codedError{err: fmt.Errorf("the backup is incomplete: %s", strings.Join(missing(b.Manifest), "; ")), code: exitUnknown, next: "belay backup list -o json"}
+				return &codedError{err: fmt.Errorf("the backup is incomplete: %s", strings.Join(missing(b.Manifest), "; ")), code: exitUnknown, next: "belay backup list " + host.Quote(o.Dir) + " -o json"}
 			}
 			return nil
 		},

@@ -77,7 +77,7 @@ by themselves, and their pods were never stopped.`,
 				return err
 			}
 			if etcd {
-				return d.restoreEtcd(cmd.Context(), etcdRestoreFlags{dir: args[0], confirm: confirm, tempDir: tempDir, onto: onto, prepared: prepared, format: format}, o)
+				return d.restoreEtcd(cmd.Context(), etcdRestoreFlags{dir: args[0], confirm: confirm, tempDir: tempDir, onto: onto, prepared: prepared, format: format, again: repeat(cmd, args)}, o)
 			}
 			if o.REST, err = d.restConfig(); err != nil {
 				return err
@@ -98,6 +98,8 @@ by themselves, and their pods were never stopped.`,
 				return fmt.Errorf("%d objects were not restored", r.Count[backup.ActionFailed])
 			case r.Count[backup.ActionDiffers] > 0:
 				return &codedError{err: fmt.Errorf("%d objects are there and differ, and were left alone", r.Count[backup.ActionDiffers]), code: exitBlocked}
+			case len(r.NotKept) > 0:
+				return &codedError{err: fmt.Errorf("whether all that is selected was restored is not known: %s", strings.Join(r.NotKept, "; ")), code: exitUnknown}
 			case len(r.Objects) == 0:
 				return errors.New("the backup holds no object that is selected")
 			}
@@ -147,6 +149,8 @@ type etcdRestoreFlags struct {
 	dir, confirm, tempDir, onto string
 	prepared                    bool
 	format                      render.Format
+	// again is the command that goes on with a restore.
+	again string
 }
 
 // restoreEtcd carries out backup restore --etcd.
@@ -165,7 +169,7 @@ func (d *deps) restoreEtcd(ctx context.Context, fl etcdRestoreFlags, o backup.Re
 		return &codedError{err: err, code: exitBlocked}
 	}
 	if unfinished := (*backup.UnfinishedError)(nil); errors.As(err, &unfinished) {
-		return &codedError{err: err, code: exitStopped, next: sameRestore(fl)}
+		return &codedError{err: err, code: exitStopped, next: fl.again}
 	}
 	if err != nil {
 		return err
@@ -185,18 +189,6 @@ func (d *deps) restoreEtcd(ctx context.Context, fl etcdRestoreFlags, o backup.Re
 	})
 }
 
-// sameRestore is the command that goes on with a restore; the cluster's flags are added to every next command.
-func sameRestore(fl etcdRestoreFlags) string {
-	next := "belay backup restore " + fl.dir + " --etcd"
-	if fl.onto != "" {
-		next += " --onto " + fl.onto
-	}
-	if fl.prepared {
-		next += " --prepared"
-	}
-	return next
-}
-
 // restoreInPlace restores on the machines that the cluster has.
 func (d *deps) restoreInPlace(ctx context.Context, m *backup.Manifest, fl etcdRestoreFlags, o backup.RestoreOptions) (*backup.EtcdRestoreReport, error) {
 	inv, err := d.hosts()
@@ -214,9 +206,12 @@ func (d *deps) restoreInPlace(ctx context.Context, m *backup.Manifest, fl etcdRe
 		}
 		all = append(all, h)
 	}
-	hosts, err := backup.EtcdHosts(ctx, all)
+	hosts, silent, err := backup.EtcdHosts(ctx, m, all)
 	if err != nil {
 		return nil, err
+	}
+	for _, s := range silent {
+		fmt.Fprintf(d.err, "warn a machine that does not answer is taken for a worker: %v\n", s)
 	}
 	names := make([]string, len(hosts))
 	for i, h := range hosts {

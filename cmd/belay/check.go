@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/belayops/belay/apicheck"
 	"github.com/belayops/belay/backup"
@@ -297,27 +296,9 @@ func (d *deps) checkAPIUse(ctx context.Context, in preflight.Input, files []stri
 	return use, nil
 }
 
-// checkAgain is the command line with every flag that was given.
+// checkAgain is the command to run once the findings are mended.
 func checkAgain(cmd *cobra.Command) string {
-	words := []string{cmd.CommandPath()}
-	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if f.Name == "progress" {
-			return
-		}
-		switch v := f.Value.(type) {
-		case pflag.SliceValue:
-			for _, s := range v.GetSlice() {
-				words = append(words, "--"+f.Name+" "+s)
-			}
-		default:
-			if f.Value.Type() == "bool" {
-				words = append(words, "--"+f.Name)
-				return
-			}
-			words = append(words, "--"+f.Name+" "+f.Value.String())
-		}
-	})
-	return strings.Join(words, " ") + "   (after mending; or with --accept CHECK@SUBJECT for each finding that is to stay)"
+	return repeat(cmd, nil) + "   (after mending; or with --accept CHECK@SUBJECT for each finding that is to stay)"
 }
 
 func printChecks(w io.Writer, format render.Format) error {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 
+	"github.com/belayops/belay/backup"
 	"github.com/belayops/belay/executor"
 	"github.com/belayops/belay/internal/host"
 )
@@ -16,13 +17,17 @@ func domainExitCode(err error) int {
 		blocked *executor.BlockedError
 		unseen  *executor.UnseenError
 		lost    *host.LostError
+
+		unfinished *backup.UnfinishedError
+		standing   *backup.BlockedError
+		damaged    *backup.DamagedError
 	)
 	switch {
 	case errors.As(err, &unknown):
 		return exitUnknown
-	case errors.As(err, &stopped):
+	case errors.As(err, &stopped), errors.As(err, &unfinished):
 		return exitStopped
-	case errors.As(err, &blocked):
+	case errors.As(err, &blocked), errors.As(err, &standing), errors.As(err, &damaged):
 		return exitBlocked
 	case errors.As(err, &stale):
 		return exitStale
