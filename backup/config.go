@@ -221,3 +221,9 @@ func readLines(r io.Reader, each func(line []byte) error) error {
 func secretKind(group, resource string) bool {
 	return group == corev1.GroupName && resource == "secrets"
 }
+
+// mayHoldSecrets says whether objects of a resource are encrypted where
+// something is: Helm keeps the values of releases in ConfigMaps, too, if told so.
+func mayHoldSecrets(group, resource string) bool {
+	return secretKind(group, resource) || group == corev1.GroupName && resource == "configmaps"
+}

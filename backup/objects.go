@@ -181,7 +181,7 @@ func (c *creation) objectStreamOnce(ctx context.Context, api *apiClient, r resou
 		})
 		return err
 	}
-	w, err := c.d.create(objectPath(r.group, r.name), secretKind(r.group, r.name))
+	w, err := c.d.create(objectPath(r.group, r.name), mayHoldSecrets(r.group, r.name))
 	if err != nil {
 		return local(err)
 	}

@@ -408,6 +408,58 @@ func TestRestoreEtcdIsResumed(t *testing.T) {
 	}
 }
 
+// killAt ends the process that emits the nth step event, as far as a panic can: nothing is written afterwards.
+type killAt struct{ n int }
+
+type killed struct{}
+
+func (k *killAt) Emit(e event.Event) {
+	if e.Type != event.StepStarted && e.Type != event.StepDone || e.Run == "verify" {
+		return
+	}
+	if k.n--; k.n == 0 {
+		panic(killed{})
+	}
+}
+
+// A kill before every intent, and between every effect and its record.
+func TestRestoreEtcdIsResumedAfterAKillAtEveryRecord(t *testing.T) {
+	f := newFakeHA(t)
+	b, cli := f.backUp(t)
+	o := EtcdRestoreOptions{Hosts: f.hosts(), Journal: filepath.Join(t.TempDir(), "restore.jsonl"), Accept: []string{NotRestored}, Timeout: 20 * time.Second}
+	for kills := 0; kills < 200; kills++ {
+		// The second event is the end of the first step that is to be done, before
+		// its record; the third is the start of the one after it, before its intent.
+		o.Sink = &killAt{n: 2 + kills%2}
+		r, err := untilKilled(func() (*EtcdRestoreReport, error) { return RestoreEtcd(t.Context(), b.Dir, o) })
+		if errors.Is(err, errCut) {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("after %d kills: %v", kills, err)
+		}
+		f.check(t, b, cli, r)
+		if kills < 20 {
+			t.Errorf("it was hardly ever killed: %d times", kills)
+		}
+		return
+	}
+	t.Fatal("it never ends")
+}
+
+func untilKilled(run func() (*EtcdRestoreReport, error)) (r *EtcdRestoreReport, err error) {
+	defer func() {
+		switch p := recover(); p {
+		case nil:
+		case killed{}:
+			err = errCut
+		default:
+			panic(p)
+		}
+	}()
+	return run()
+}
+
 // notRestored gives the IDs of what a restore is blocked by.
 func notRestored(t *testing.T, dir string, o EtcdRestoreOptions) (ids []string, message string) {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -92,9 +93,9 @@ type RestoredObject struct {
 	Resource string `json:"resource"`
 	Object   string `json:"object"`
 	Action   string `json:"action"`
-	// Fields are those that differ between the backup and the live object.
-	Fields []string `json:"fields,omitempty"`
-	Note   string   `json:"note,omitempty"`
+	// Changes are the fields that differ between the backup and the live object.
+	Changes []FieldChange `json:"changes,omitempty"`
+	Note    string        `json:"note,omitempty"`
 }
 
 // pattern is one selector.
@@ -340,9 +341,12 @@ func (x *restoration) one(ctx context.Context, p *ResourcePart, id identity, raw
 			failed(err)
 			return
 		}
-		out.Fields = fields
 		if len(fields) == 0 {
 			out.Action = ActionUnchanged
+			return
+		}
+		if out.Changes, err = changes(raw, now, !secretKind(p.Group, p.Resource)); err != nil {
+			failed(err)
 			return
 		}
 		if !x.o.Overwrite {
@@ -356,12 +360,27 @@ func (x *restoration) one(ctx context.Context, p *ResourcePart, id identity, raw
 		return
 	}
 	out.Note = strings.Join(append(notes, nonEmpty(out.Note)...), "; ")
+	if now != nil {
+		// It is overwritten as it was seen, not as somebody changes it at this moment.
+		seen, err := identify(now)
+		if err != nil {
+			failed(err)
+			return
+		}
+		meta, ok := o["metadata"].(map[string]any)
+		if !ok {
+			failed(errors.New("it has no metadata"))
+			return
+		}
+		meta["resourceVersion"] = seen.ResourceVersion
+	}
 	body, err := json.Marshal(o)
 	if err != nil {
 		failed(err)
 		return
 	}
-	after, err := x.apply(ctx, u, body)
+	// What is made by somebody else at this moment is not taken from them.
+	after, err := x.apply(ctx, u, body, now != nil)
 	if x.o.DryRun && apierrors.IsNotFound(err) && x.planned["namespace/"+id.Namespace] {
 		out.Action, out.Note = ActionCreated, "not checked by the server, as its namespace is not there yet"
 		return
@@ -398,10 +417,10 @@ func nonEmpty(s string) []string {
 	return []string{s}
 }
 
-// apply is a server-side apply.
-func (x *restoration) apply(ctx context.Context, objectPath string, body []byte) (json.RawMessage, error) {
+// apply is a server-side apply. force takes fields over that others own.
+func (x *restoration) apply(ctx context.Context, objectPath string, body []byte, force bool) (json.RawMessage, error) {
 	u := x.live.api.base.JoinPath(objectPath)
-	q := url.Values{"fieldManager": {FieldManager}, "force": {"true"}}
+	q := url.Values{"fieldManager": {FieldManager}, "force": {strconv.FormatBool(force)}}
 	if x.o.DryRun {
 		q.Set("dryRun", "All")
 	}

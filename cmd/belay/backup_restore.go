@@ -129,11 +129,11 @@ by themselves, and their pods were never stopped.`,
 func printRestored(w io.Writer, r *backup.ObjectsReport) error {
 	var rows [][]string
 	for _, o := range r.Objects {
-		detail := strings.Join(o.Fields, ", ")
-		if o.Note != "" {
-			detail = strings.TrimPrefix(detail+"; "+o.Note, "; ")
+		detail := o.Note
+		for _, c := range o.Changes {
+			detail += "; " + shownChange(c)
 		}
-		rows = append(rows, []string{o.Action, o.Resource, o.Object, detail})
+		rows = append(rows, []string{o.Action, o.Resource, o.Object, strings.TrimPrefix(detail, "; ")})
 	}
 	if err := render.Rows(w, []string{"ACTION", "RESOURCE", "OBJECT", "DETAIL"}, rows); err != nil {
 		return err
@@ -142,6 +142,19 @@ func printRestored(w io.Writer, r *backup.ObjectsReport) error {
 		fmt.Fprintln(w, "dry run: nothing was changed")
 	}
 	return nil
+}
+
+// shownChange tells of a field what it is now and what the backup has.
+func shownChange(c backup.FieldChange) string {
+	switch {
+	case c.Live == "" && c.Backup == "":
+		return c.Field
+	case c.Live == "":
+		return fmt.Sprintf("%s: not set, was %s", c.Field, c.Backup)
+	case c.Backup == "":
+		return fmt.Sprintf("%s: %s, was not set", c.Field, c.Live)
+	}
+	return fmt.Sprintf("%s: %s, was %s", c.Field, c.Live, c.Backup)
 }
 
 // etcdRestoreFlags are the flags of backup restore --etcd.
