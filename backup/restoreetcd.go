@@ -142,7 +142,7 @@ type UnfinishedError struct {
 }
 
 func (e *UnfinishedError) Error() string {
-	return fmt.Sprintf("the restore of etcd is unfinished, and the control plane may be down: %v; run the same command again to go on (journal %s)", e.Err, e.Journal)
+	return fmt.Sprintf("the restore of etcd is unfinished, and the control plane may be down: %v; run the same command again to go on, or give a restore in place up with --abort (journal %s)", e.Err, e.Journal)
 }
 
 // Unwrap gives the reason.
@@ -235,6 +235,9 @@ func (x *etcdRestore) open(ctx context.Context, dir string) error {
 			looked = true
 		}
 	}
+	if beingGivenUp(records) {
+		return errors.Join(fmt.Errorf("restore %s is being given up: finish that with the same command and --abort (journal %s)", j.Header().Run, x.o.Journal), j.Close())
+	}
 	if !looked {
 		// It ended before anything was done; a step that finds no node to work on would pass.
 		if err := errors.Join(j.Close(), os.Remove(x.o.Journal)); err != nil {
@@ -244,7 +247,7 @@ func (x *etcdRestore) open(ctx context.Context, dir string) error {
 		return x.begin(ctx, header)
 	}
 	if h := j.Header(); h.Plan != header.Plan && !finished {
-		return errors.Join(fmt.Errorf("journal %s holds an unfinished restore of another backup (%s); finish that one first, with the same command and that backup", x.o.Journal, h.Run), j.Close())
+		return errors.Join(fmt.Errorf("journal %s holds an unfinished restore of another backup (%s); finish that one first, with the same command and that backup, or give it up with --abort", x.o.Journal, h.Run), j.Close())
 	}
 	if finished {
 		if err := j.Close(); err != nil {

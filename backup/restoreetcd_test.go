@@ -460,6 +460,67 @@ func untilKilled(run func() (*EtcdRestoreReport, error)) (r *EtcdRestoreReport, 
 	return run()
 }
 
+// A restore that is cut off anywhere can be given up, and the cluster is what it was.
+func TestRestoreEtcdIsGivenUp(t *testing.T) {
+	f := newFakeHA(t)
+	b, cli := f.backUp(t)
+	o := EtcdRestoreOptions{Hosts: f.hosts(), Journal: filepath.Join(t.TempDir(), "restore.jsonl"), Accept: []string{NotRestored}, Timeout: 20 * time.Second}
+	if _, err := AbortEtcdRestore(t.Context(), o); err == nil || !strings.Contains(err.Error(), "no restore to give up") {
+		t.Errorf("nothing was begun: %v", err)
+	}
+	for _, events := range []int{3, 9, 14, 17, 19, 23, 29} {
+		o.Sink = &killAt{n: events}
+		if _, err := untilKilled(func() (*EtcdRestoreReport, error) { return RestoreEtcd(t.Context(), b.Dir, o) }); !errors.Is(err, errCut) {
+			t.Fatalf("killed at event %d: %v", events, err)
+		}
+		o.Sink = nil
+		// Cut off as well, once.
+		f.budget = 12
+		if _, err := AbortEtcdRestore(t.Context(), o); !errors.Is(err, errCut) {
+			t.Fatalf("cut abort after event %d: %v", events, err)
+		}
+		f.budget = 1 << 30
+		if _, err := RestoreEtcd(t.Context(), b.Dir, o); err == nil || !strings.Contains(err.Error(), "--abort") {
+			t.Fatalf("what is being given up is gone on with: %v", err)
+		}
+		r, err := AbortEtcdRestore(t.Context(), o)
+		if err != nil {
+			t.Fatalf("abort after event %d: %v", events, err)
+		}
+		if !slices.Equal(r.Members, []string{"cp1", "cp2", "cp3"}) {
+			t.Errorf("report: %+v", r)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		if got, err := cli.Get(ctx, "/registry/pods/shop/after"); err != nil || len(got.Kvs) != 1 {
+			t.Errorf("after event %d: what was written after the backup: %v, %v", events, got, err)
+		}
+		cancel()
+		for _, n := range f.nodes {
+			for _, c := range controlPlaneComponents {
+				if _, err := os.Stat(filepath.Join(n.root, manifestDir, c+".yaml")); err != nil {
+					t.Errorf("after event %d: %s: %v", events, n.Name(), err)
+				}
+			}
+			for _, pattern := range []string{"var/lib/etcd/belay-*", "var/lib/etcd/before-*", "etc/kubernetes/belay-*"} {
+				if left, err := filepath.Glob(filepath.Join(n.root, pattern)); err != nil || len(left) > 0 {
+					t.Errorf("after event %d: %s: left behind: %v %v", events, n.Name(), left, err)
+				}
+			}
+		}
+		// Runs are told apart by the second.
+		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
+	}
+	// And afterwards it can be restored as if nothing had been.
+	r, err := RestoreEtcd(t.Context(), b.Dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.check(t, b, cli, r)
+	if _, err := AbortEtcdRestore(t.Context(), o); err == nil || !strings.Contains(err.Error(), "is finished") {
+		t.Errorf("a finished restore is given up: %v", err)
+	}
+}
+
 // notRestored gives the IDs of what a restore is blocked by.
 func notRestored(t *testing.T, dir string, o EtcdRestoreOptions) (ids []string, message string) {
 	t.Helper()

@@ -25,7 +25,7 @@ func newBackupRestoreCmd(d *deps) *cobra.Command {
 	var format render.Format
 	var keys backupKeys
 	var o backup.RestoreOptions
-	var etcd, prepared bool
+	var etcd, prepared, abort bool
 	var confirm, tempDir, onto string
 	cmd := &cobra.Command{
 		Use:   "restore DIR (--objects PATTERN | --etcd)",
@@ -45,7 +45,8 @@ nodes, gives every etcd member the backup's data with one new membership and a
 revision so far forward that every watcher starts anew, starts all again, and
 waits until it works. What was written after the backup is lost. The cluster's
 name must be typed. The old data stays on the nodes, and its place is told. After
-an interruption the same command goes on.
+an interruption the same command goes on; with --abort it gives the restore up
+instead, and the cluster goes on with the data that it had before.
 
 With --etcd --onto FILE, makes the control plane anew on other machines, for when
 all control plane nodes are lost. FILE is an inventory of these machines: each
@@ -70,6 +71,9 @@ by themselves, and their pods were never stopped.`,
 			if !etcd && (onto != "" || prepared) {
 				return usagef("--onto and --prepared go with --etcd")
 			}
+			if abort && (!etcd || onto != "") {
+				return usagef("--abort goes with --etcd, and not with --onto: new machines are given up with kubeadm reset")
+			}
 			if prepared && onto == "" {
 				return usagef("--prepared goes with --onto: the nodes of a cluster are prepared")
 			}
@@ -77,7 +81,7 @@ by themselves, and their pods were never stopped.`,
 				return err
 			}
 			if etcd {
-				return d.restoreEtcd(cmd.Context(), etcdRestoreFlags{dir: args[0], confirm: confirm, tempDir: tempDir, onto: onto, prepared: prepared, format: format, again: repeat(cmd, args)}, o)
+				return d.restoreEtcd(cmd.Context(), etcdRestoreFlags{dir: args[0], confirm: confirm, tempDir: tempDir, onto: onto, prepared: prepared, abort: abort, format: format, again: repeat(cmd, args)}, o)
 			}
 			if o.REST, err = d.restConfig(); err != nil {
 				return err
@@ -112,6 +116,7 @@ by themselves, and their pods were never stopped.`,
 	f.StringVar(&confirm, "confirm", "", "the cluster's name, with --etcd, instead of typing it when asked")
 	f.StringVar(&tempDir, "temp-dir", "", "where data lies before it is sent to the nodes, with --etcd (default: the system's)")
 	f.StringVar(&onto, "onto", "", "inventory file of machines to make the lost control plane anew on, with --etcd")
+	f.BoolVar(&abort, "abort", false, "give up a restore with --etcd that was begun: every member gets back the data that it had before")
 	f.BoolVar(&prepared, "prepared", false, "the machines of --onto have containerd, kubelet, kubeadm and images of the cluster's version already")
 	f.BoolVar(&o.DryRun, "dry-run", false, "let the server say what would happen, and change nothing")
 	f.BoolVar(&o.Overwrite, "overwrite", false, "set back objects that were changed after the backup")
@@ -160,7 +165,7 @@ func shownChange(c backup.FieldChange) string {
 // etcdRestoreFlags are the flags of backup restore --etcd.
 type etcdRestoreFlags struct {
 	dir, confirm, tempDir, onto string
-	prepared                    bool
+	prepared, abort             bool
 	format                      render.Format
 	// again is the command that goes on with a restore.
 	again string
@@ -188,6 +193,13 @@ func (d *deps) restoreEtcd(ctx context.Context, fl etcdRestoreFlags, o backup.Re
 		return err
 	}
 	return render.Value(d.out, fl.format, r, func(w io.Writer) error {
+		if fl.abort {
+			fmt.Fprintf(w, "the restore was given up: %s have the data that they had before\n", strings.Join(r.Members, ", "))
+			for _, k := range r.Kept {
+				fmt.Fprintf(w, "data of the restore: %s (remove it when it is no longer needed)\n", k)
+			}
+			return nil
+		}
 		fmt.Fprintf(w, "restored %d keys on %s, revision %d\n", r.Keys, strings.Join(r.Members, ", "), r.Revision)
 		for _, k := range r.Kept {
 			fmt.Fprintf(w, "old data: %s (remove it when it is no longer needed)\n", k)
@@ -231,11 +243,17 @@ func (d *deps) restoreInPlace(ctx context.Context, m *backup.Manifest, fl etcdRe
 		names[i] = h.Name()
 	}
 	what := fmt.Sprintf("This sets the data of cluster %s on %s back to %s.\nEverything that was written since is lost.", m.Cluster, strings.Join(names, ", "), m.Started.Format(time.RFC3339))
+	if fl.abort {
+		what = fmt.Sprintf("This gives up the restore that was begun: cluster %s on %s gets back the data that it had before.\nEverything that was written to the restored one is lost to it.", m.Cluster, strings.Join(names, ", "))
+	}
 	if err := d.confirmCluster(m, what, fl.confirm); err != nil {
 		return nil, err
 	}
 	eo := d.etcdRestoreOptions(m.Lineage, fl, o)
 	eo.Hosts = hosts
+	if fl.abort {
+		return backup.AbortEtcdRestore(ctx, eo)
+	}
 	return backup.RestoreEtcd(ctx, fl.dir, eo)
 }
 
