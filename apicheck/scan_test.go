@@ -121,7 +121,7 @@ func TestManifests(t *testing.T) {
 		{"kubeadm-config, deprecated", 35, 36, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: kubeadm-config, namespace: kube-system}\ndata:\n  ClusterConfiguration: |\n    apiVersion: kubeadm.k8s.io/v1beta3\n    kind: ClusterConfiguration\n",
 			[]string{`warning deprecated kubeadm.k8s.io/v1beta3 ClusterConfiguration@data["ClusterConfiguration"]:6 high -> kubeadm.k8s.io/v1beta4`}, Findings},
 		{"kubeadm-config, removed", 36, 37, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: kubeadm-config, namespace: kube-system}\ndata:\n  ClusterConfiguration: |\n    apiVersion: kubeadm.k8s.io/v1beta3\n    kind: ClusterConfiguration\n",
-			[]string{`error removed kubeadm.k8s.io/v1beta3 ClusterConfiguration@data["ClusterConfiguration"]:6 high -> kubeadm.k8s.io/v1 `}, Findings},
+			[]string{`error removed kubeadm.k8s.io/v1beta3 ClusterConfiguration@data["ClusterConfiguration"]:6 high -> kubeadm.k8s.io/v1beta4 `}, Findings},
 		{"event semantic", 24, 25, "apiVersion: events.k8s.io/v1beta1\nkind: Event\n---\napiVersion: v1\nkind: Event\n", []string{"error removed events.k8s.io/v1beta1 Event@:1 high -> events.k8s.io/v1 Event (semantic)"}, Findings},
 		{"psp", 24, 25, "apiVersion: policy/v1beta1\nkind: PodSecurityPolicy\n", []string{"error removed policy/v1beta1 PodSecurityPolicy@:1 high -> - (none)"}, Findings},
 		{"never existed", 36, 37, "apiVersion: apps/v1beta3\nkind: Deployment\n---\napiVersion: apps/v1beta1\nkind: ReplicaSet\n",

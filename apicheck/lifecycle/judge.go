@@ -153,7 +153,14 @@ func (db *DB) judge(g GVK, from, to Minor, stored, request bool) Judgement {
 		return j
 	}
 	j.Rewrite = None
-	if n := db.best(k, func(c *Kind) bool { return c.Served(to) }, to); n != nil {
+	n := db.best(k, func(c *Kind) bool { return c.Served(to) }, to)
+	if k.Class == Config && j.Verdict == Removed {
+		// The program that reads a file converts it, and only one from before the hop still reads this version.
+		if both := db.best(k, func(c *Kind) bool { return c.Served(prev(k.Removed)) && c.Served(to) }, to); both != nil {
+			n = both
+		}
+	}
+	if n != nil {
 		j.Replacement, j.ReplacementBasis, j.Rewrite = n.GVK, n.Basis, n.Rewrite
 	}
 	j.Steps = db.steps(k, j, from, to, stored)
