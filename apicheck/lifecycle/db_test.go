@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -167,10 +168,12 @@ func TestGatesAndFlags(t *testing.T) {
 			t.Errorf("gate %s: an identifier taken for a name, or a living gate for a removed one", g.Name)
 		}
 	}
-	if removed["1.37"] != 25 {
-		t.Errorf("%d gates removed in 1.37, want 25", removed["1.37"])
+	for m, n := range map[string]int{"1.33": 16, "1.34": 5, "1.35": 11, "1.36": 9, "1.37": 25} {
+		if removed[m] != n {
+			t.Errorf("%d gates removed in %s, want %d", removed[m], m, n)
+		}
 	}
-	for _, name := range []string{"SidecarContainers", "RetryGenerateName", "PreventStaticPodAPIReferences"} {
+	for _, name := range []string{"SidecarContainers", "SchedulerQueueingHints", "RetryGenerateName", "JobSuccessPolicy", "StructuredAuthenticationConfiguration", "PreventStaticPodAPIReferences"} {
 		found := false
 		for _, g := range db.Gates {
 			found = found || g.Name == name && g.Removed == minor(37)
@@ -179,7 +182,17 @@ func TestGatesAndFlags(t *testing.T) {
 			t.Errorf("gate %s is not recorded as removed in 1.37", name)
 		}
 	}
+	// Flags that libraries register are not in the components' own sources.
+	for _, want := range []string{"kubelet iptables-drop-bit 1.31", "kube-proxy proxy-port-range 1.31", "kube-controller-manager volume-host-cidr-denylist 1.31", "kube-apiserver cloud-provider 1.33",
+		"kubelet register-schedulable 1.34", "kubelet containerd 1.37", "kubelet storage-driver-db 1.37", "kube-controller-manager concurrent-service-syncs 1.37"} {
+		if !slices.ContainsFunc(db.Flags, func(f Flag) bool { return f.Component+" "+f.Name+" "+f.Removed.String() == want }) {
+			t.Errorf("no flag %s", want)
+		}
+	}
 	for _, f := range db.Flags {
+		if f.Name == "housekeeping-interval" {
+			t.Error("the one flag of cAdvisor's that stayed is called removed")
+		}
 		if f.Evidence == "" || f.Removed == (Minor{}) {
 			t.Errorf("flag %s of %s without evidence or minor", f.Name, f.Component)
 		}
