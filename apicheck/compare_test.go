@@ -3,15 +3,36 @@ package apicheck
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/belayops/belay/internal/kubeversion"
 )
 
-// TestComparison holds what the README's comparison says of belay: the result of scanning each file of testdata/compare.
+// TestComparison holds what the README's comparison says of belay: the result of scanning each file of testdata/compare,
+// with the minors of the README's own command.
 func TestComparison(t *testing.T) {
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {
 		t.Fatal(err)
+	}
+	script, err := os.ReadFile("../examples/compare/run.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := regexp.MustCompile("belay api scan --from (\\S+) --to (\\S+) -f apicheck/testdata/compare/").FindSubmatch(readme)
+	if command == nil {
+		t.Fatal("the README does not say how to reproduce its comparison")
+	}
+	if defaults := `"${FROM:=` + string(command[1]) + `}" "${TO:=` + string(command[2]) + `}"`; !strings.Contains(string(script), defaults) {
+		t.Errorf("examples/compare/run.sh scans between other minors than the README says: no %s", defaults)
+	}
+	var shownFrom, shownTo kubeversion.Minor
+	for text, m := range map[string]*kubeversion.Minor{string(command[1]): &shownFrom, string(command[2]): &shownTo} {
+		if *m, err = kubeversion.ParseMinor(text); err != nil {
+			t.Fatal(err)
+		}
 	}
 	want := map[string]struct {
 		from    int
@@ -43,21 +64,25 @@ func TestComparison(t *testing.T) {
 		if !strings.Contains(string(readme), "`"+base+"`") {
 			t.Errorf("the README's comparison has no row for %s", base)
 		}
+		if !strings.Contains(string(script), "\n"+base+" ") {
+			t.Errorf("examples/compare/run.sh does not run %s", base)
+		}
 		w := want[base]
-		// At 1.37, to which the README's command goes, as well as at the hop itself.
-		for _, to := range []int{w.from + 1, 37} {
-			r, err := Scan(t.Context(), Options{From: minor(w.from), To: minor(to), Files: []string{name}})
+		// At the hop itself as well.
+		for _, hops := range [][2]kubeversion.Minor{{shownFrom, shownTo}, {minor(w.from), minor(w.from + 1)}} {
+			from, to := hops[0], hops[1]
+			r, err := Scan(t.Context(), Options{From: from, To: to, Files: []string{name}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			got := lines(r)
 			if r.Verdict != w.verdict || len(got) != len(w.lines) {
-				t.Errorf("%s to 1.%d: %s, %q", base, to, r.Verdict, got)
+				t.Errorf("%s from %s to %s: %s, %q", base, from, to, r.Verdict, got)
 				continue
 			}
 			for i := range got {
 				if !strings.Contains(got[i], w.lines[i]) {
-					t.Errorf("%s to 1.%d: got %s, want %s", base, to, got[i], w.lines[i])
+					t.Errorf("%s from %s to %s: got %s, want %s", base, from, to, got[i], w.lines[i])
 				}
 			}
 		}
