@@ -77,7 +77,7 @@ func FuzzRelease(f *testing.F) {
 			return
 		}
 		c := j.collector()
-		c.release(record{driver: "secrets", namespace: "n", release: "r", revision: 1}, rel, "release r")
+		c.release(pickedRecord{record: record{driver: "secrets", namespace: "n", release: "r", revision: 1}}, rel, "release r")
 		for _, found := range c.findings {
 			if found.Source.Release != "r" || found.Source.Line != 0 {
 				t.Errorf("%+v", found.Source)

@@ -12,6 +12,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -101,11 +102,12 @@ func parseRelease(data []byte) (*release, error) {
 	return &r, nil
 }
 
-// releases judges the Helm releases of a cluster: of each its newest revision and its newest deployed one. The next
-// helm upgrade starts from these; it fails when Helm can no longer map what they hold.
+// releases judges the Helm releases of a cluster: of each its newest revision and its newest deployed one. Helm starts
+// from these, and fails when it can no longer map what they hold.
 func (l *liveCluster) releases(ctx context.Context, o Options, c *collector) {
 	records, oldest := l.records(ctx, o, c)
-	for _, rec := range records {
+	for _, p := range records {
+		rec := p.record
 		what := fmt.Sprintf("release %s revision %d in namespace %s", rec.release, rec.revision, rec.namespace)
 		rel, err := l.fetch(ctx, rec)
 		if err != nil {
@@ -116,7 +118,7 @@ func (l *liveCluster) releases(ctx context.Context, o Options, c *collector) {
 			continue
 		}
 		c.covered("helm releases", "manifests and hooks", 1)
-		c.release(rec, rel, what)
+		c.release(p, rel, what)
 	}
 	if oldest > 0 {
 		c.covered("helm releases", "older revisions, not judged: only a rollback would use them", oldest)
@@ -124,7 +126,7 @@ func (l *liveCluster) releases(ctx context.Context, o Options, c *collector) {
 }
 
 // records lists where releases are kept, and picks the revisions that count; older counts the others.
-func (l *liveCluster) records(ctx context.Context, o Options, c *collector) (picked []record, older int) {
+func (l *liveCluster) records(ctx context.Context, o Options, c *collector) (picked []pickedRecord, older int) {
 	byRelease := map[[3]string][]record{}
 	l.eachRecord(ctx, o, c, func(r record) {
 		k := [3]string{r.namespace, r.release, r.driver}
@@ -132,10 +134,12 @@ func (l *liveCluster) records(ctx context.Context, o Options, c *collector) (pic
 	})
 	for _, revisions := range byRelease {
 		p := pick(revisions)
-		picked = append(picked, p...)
+		for _, rec := range p {
+			picked = append(picked, pickedRecord{rec, helmUse(rec, p[len(p)-1])})
+		}
 		older += len(revisions) - len(p)
 	}
-	slices.SortFunc(picked, func(a, b record) int {
+	slices.SortFunc(picked, func(a, b pickedRecord) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.release, b.release), cmp.Compare(a.revision, b.revision), cmp.Compare(a.driver, b.driver))
 	})
 	return picked, older
@@ -187,6 +191,36 @@ func pick(revisions []record) []record {
 	return out
 }
 
+// pickedRecord is a revision that counts, and what for.
+type pickedRecord struct {
+	record
+	use releaseUse
+}
+
+// releaseUse is what Helm does with a revision: it decides how much a finding in it matters.
+type releaseUse struct {
+	cap  Severity // empty for no limit
+	says string
+}
+
+// helmUse says what Helm does with one of the revisions that pick chose; base is the one that helm upgrade starts from: the newest
+// deployed revision or, when there is none, the newest. Helm rollback and helm uninstall start from the newest one, whatever
+// became of it, and after an operation that was cut off helm upgrade does nothing before one of them was run.
+func helmUse(rec, base record) releaseUse {
+	switch {
+	case strings.HasPrefix(rec.status, "pending-"):
+		return releaseUse{says: fmt.Sprintf("revision %d is %s: helm upgrade refuses to run before helm rollback or helm uninstall, and these fail on it", rec.revision, rec.status)}
+	case rec.status == "uninstalled":
+		return releaseUse{Info, "the release is uninstalled: only helm rollback would start from it"}
+	case rec.status == "uninstalling":
+		return releaseUse{Warning, "helm uninstall, run again to finish, fails on it"}
+	case rec != base:
+		return releaseUse{Warning, fmt.Sprintf("revision %d is %s: helm upgrade starts from revision %d instead; until one has succeeded, helm rollback and helm uninstall fail on it",
+			rec.revision, rec.status, base.revision)}
+	}
+	return releaseUse{says: "the next helm upgrade fails on it"}
+}
+
 // fetchRaw reads the object of one record.
 func (l *liveCluster) fetchRaw(ctx context.Context, rec record) (body []byte, err error) {
 	err = l.retry(ctx, rec.driver+" "+rec.namespace+"/"+rec.name, func(ctx context.Context) error {
@@ -217,8 +251,8 @@ func (l *liveCluster) fetch(ctx context.Context, rec record) (*release, error) {
 }
 
 // release judges the manifest and the hooks of one revision.
-func (c *collector) release(rec record, rel *release, what string) {
-	og := origin{what: what, noLines: true, confidence: High, namespace: cmp.Or(rel.Namespace, rec.namespace),
+func (c *collector) release(rec pickedRecord, rel *release, what string) {
+	og := origin{what: what, noLines: true, confidence: High, cap: rec.use.cap, namespace: cmp.Or(rel.Namespace, rec.namespace),
 		source: Source{Type: SourceHelm, Release: rec.release, Revision: rec.revision, Object: rec.driver + " " + rec.namespace + "/" + rec.name},
 		note:   "in " + what}
 	first := len(c.findings)
@@ -232,7 +266,7 @@ func (c *collector) release(rec record, rel *release, what string) {
 	for i := range c.findings[first:] {
 		// Helm maps what it deployed to what the cluster serves, and knows nothing of fields.
 		if f := &c.findings[first+i]; f.Source.Type == SourceHelm && (f.Verdict == lifecycle.NotYet || f.Verdict == lifecycle.Removed && f.Rewrite != "") {
-			f.Message += ": the next helm upgrade fails on it"
+			f.Message += ": " + rec.use.says
 		}
 	}
 }

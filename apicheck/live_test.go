@@ -333,12 +333,39 @@ func TestHelmReleases(t *testing.T) {
 		{"newest and newest deployed of several", map[string][]string{"secrets": {
 			helmRecord("Secret", "v1", "shop", "deployed", 1, "!"), helmRecord("Secret", "v2", "shop", "deployed", 2, twice),
 			helmRecord("Secret", "v3", "shop", "superseded", 3, "!"), helmRecord("Secret", "v4", "shop", "failed", 4, twice)}}, Findings,
-			[]string{`rel "shop"/2 hook`, `rel "shop"/4 hook`}},
+			[]string{`error removed helm batch/v1beta1 CronJob c by "" rel "shop"/2 hook`, `warning removed helm batch/v1beta1 CronJob c by "" rel "shop"/4 hook`}},
 		{"a Secret that is no release", map[string][]string{"secrets": {helmRecord("Secret", "v1", "shop", "deployed", 1, "!!!")}}, Unknown, []string{"unread release shop revision 1 in namespace n: neither JSON"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := &fakeAPI{t: t, version: "v1.24.0", objects: c.objects, intercept: noMetric, resources: map[string][]string{"v1": {"secrets Secret", "configmaps ConfigMap"}}}
 			expect(t, f.scan(0, 25), c.verdict, c.want...)
+		})
+	}
+}
+
+// Which revision Helm starts from decides how much a finding in it matters: helm upgrade from the newest deployed one, helm
+// rollback and helm uninstall from the newest.
+func TestSeverityOfRevisions(t *testing.T) {
+	const clean = "apiVersion: v1\nkind: Pod\n"
+	for _, c := range []struct {
+		name    string
+		records []string
+		want    Severity
+		says    string
+	}{
+		{"deployed", []string{releaseRecord(t, "deployed", 1, oldHook, "")}, Error, "the next helm upgrade fails on it"},
+		{"failed, nothing deployed", []string{releaseRecord(t, "failed", 1, oldHook, "")}, Error, "the next helm upgrade fails on it"},
+		{"failed over a clean one", []string{releaseRecord(t, "deployed", 1, clean, ""), releaseRecord(t, "failed", 2, oldHook, "")}, Warning, "helm upgrade starts from revision 1 instead"},
+		{"cut off over a clean one", []string{releaseRecord(t, "deployed", 1, clean, ""), releaseRecord(t, "pending-upgrade", 2, oldHook, "")}, Error, "helm upgrade refuses to run before"},
+		{"uninstalling", []string{releaseRecord(t, "uninstalling", 1, oldHook, "")}, Warning, "helm uninstall, run again"},
+		{"uninstalled", []string{releaseRecord(t, "uninstalled", 1, oldHook, "")}, Info, "only helm rollback"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := &fakeAPI{t: t, version: "v1.24.0", objects: map[string][]string{"secrets": c.records}, intercept: noMetric, resources: map[string][]string{"v1": {"secrets Secret"}}}
+			r := f.scan(0, 25)
+			if len(r.Findings) != 1 || r.Findings[0].Severity != c.want || !strings.Contains(r.Findings[0].Message, c.says) {
+				t.Errorf("want %s, %q: %s", c.want, c.says, asJSON(t, r.Findings))
+			}
 		})
 	}
 }

@@ -183,55 +183,25 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 	if now := read.Labels["status"]; now != base.status {
 		return fail(ReleaseRefused, "revision %d was %s when releases were listed, and is %s now: run it again", base.revision, base.status, now)
 	}
-	fields, err := schema.Default()
-	if err != nil {
-		return fail(ReleaseUnread, "%v", err)
-	}
-	var gaps []string
-	rewrite := func(text, hook string) string {
-		res := convert.Text(convert.Options{DB: o.DB, From: from, To: o.To, Accept: []string{"*"}, OnlyRemoved: true, Drop: o.Drop, Schema: fields, Record: true}, []byte(text))
-		for _, ch := range res.Changes {
-			to := ""
-			if !ch.To.IsZero() {
-				to = ch.To.String()
-			}
-			r.Changes = append(r.Changes, ReleaseChange{Hook: hook, From: ch.From.String(), To: to, Name: ch.Name, Rewrite: ch.Rewrite, Notes: ch.Notes})
-		}
-		for _, k := range res.Kept {
-			gaps = append(gaps, fmt.Sprintf("%s %s: %s", k.GVK, k.Name, k.Why))
-		}
-		for _, g := range res.Gaps {
-			gaps = append(gaps, fmt.Sprintf("line %d: %s", g.Line, g.Why))
-		}
-		return string(res.Text)
-	}
-	manifest, err := stringField(payload, "manifest")
+	moved, err := moveRelease(o, from, payload)
 	if err != nil {
 		return fail(ReleaseUnread, "%s: %v", base.name, err)
 	}
-	newManifest := rewrite(manifest, "")
-	var hooks []map[string]json.RawMessage
-	if raw, ok := payload["hooks"]; ok {
-		if err := json.Unmarshal(raw, &hooks); err != nil {
-			return fail(ReleaseUnread, "%s: hooks: %v", base.name, err)
-		}
-	}
-	for i, h := range hooks {
-		text, err := stringField(h, "manifest")
-		if err != nil {
-			return fail(ReleaseUnread, "%s: hook %d: %v", base.name, i, err)
-		}
-		name, _ := stringField(h, "name")
-		if changed := rewrite(text, cmp.Or(name, fmt.Sprintf("hooks[%d]", i))); changed != text {
-			h["manifest"] = marshal(changed)
-		}
-	}
+	r.Changes = moved.changes
 	switch {
-	case len(gaps) > 0:
+	case base.status == "uninstalled":
 		r.Changes = nil
-		return fail(ReleaseRefused, "%s", strings.Join(gaps, "; "))
-	case len(r.Changes) == 0:
+		if moved.needed() {
+			r.Why = fmt.Sprintf("revision %d is uninstalled, and left as it is: helm upgrade does not start from it, only helm rollback would, and fail", base.revision)
+		}
 		return r
+	case len(moved.gaps) > 0:
+		r.Changes = nil
+		return fail(ReleaseRefused, "%s", strings.Join(moved.gaps, "; "))
+	case len(r.Changes) == 0 && latest == base:
+		return r
+	case len(r.Changes) == 0:
+		return l.cleanButNewest(ctx, o, from, r, latest)
 	case strings.HasPrefix(latest.status, "pending-"):
 		return fail(ReleaseRefused, "revision %d is %s: an operation of Helm is under way, or was cut off; finish it or roll it back first", latest.revision, latest.status)
 	}
@@ -242,9 +212,9 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 		return fail(ReleaseRefused, "revision %d is %s: a new revision would bring the release back", base.revision, base.status)
 	}
 	r.NewRevision = latest.revision + 1
-	payload["manifest"] = marshal(newManifest)
-	if hooks != nil {
-		payload["hooks"] = marshal(hooks)
+	payload["manifest"] = marshal(moved.manifest)
+	if moved.hooks != nil {
+		payload["hooks"] = marshal(moved.hooks)
 	}
 	fresh, err := l.freshRecord(o, obj, payload, base, r.NewRevision)
 	if err != nil {
@@ -326,6 +296,88 @@ func (l *liveCluster) repair(ctx context.Context, o RepairOptions, from kubevers
 		return fail(ReleaseRefused, "mark revision %d as superseded: %v; nothing was changed, run it again", oldRecords[i].revision, err)
 	}
 	r.Status = ReleaseRepaired
+	return r
+}
+
+// movedRelease is the content of a revision as it would be repaired.
+type movedRelease struct {
+	manifest string
+	hooks    []map[string]json.RawMessage
+	changes  []ReleaseChange
+	gaps     []string // what stands in the way
+}
+
+// needed says whether the target cannot map what the revision holds.
+func (m movedRelease) needed() bool { return len(m.changes)+len(m.gaps) > 0 }
+
+// moveRelease moves the manifest and the hooks of a revision to what the target serves. The payload stays as it is.
+func moveRelease(o RepairOptions, from kubeversion.Minor, payload map[string]json.RawMessage) (m movedRelease, err error) {
+	fields, err := schema.Default()
+	if err != nil {
+		return m, err
+	}
+	rewrite := func(text, hook string) string {
+		res := convert.Text(convert.Options{DB: o.DB, From: from, To: o.To, Accept: []string{"*"}, OnlyRemoved: true, Drop: o.Drop, Schema: fields, Record: true}, []byte(text))
+		for _, ch := range res.Changes {
+			to := ""
+			if !ch.To.IsZero() {
+				to = ch.To.String()
+			}
+			m.changes = append(m.changes, ReleaseChange{Hook: hook, From: ch.From.String(), To: to, Name: ch.Name, Rewrite: ch.Rewrite, Notes: ch.Notes})
+		}
+		for _, k := range res.Kept {
+			m.gaps = append(m.gaps, fmt.Sprintf("%s %s: %s", k.GVK, k.Name, k.Why))
+		}
+		for _, g := range res.Gaps {
+			m.gaps = append(m.gaps, fmt.Sprintf("line %d: %s", g.Line, g.Why))
+		}
+		return string(res.Text)
+	}
+	manifest, err := stringField(payload, "manifest")
+	if err != nil {
+		return m, err
+	}
+	m.manifest = rewrite(manifest, "")
+	if raw, ok := payload["hooks"]; ok {
+		if err := json.Unmarshal(raw, &m.hooks); err != nil {
+			return m, fmt.Errorf("hooks: %w", err)
+		}
+	}
+	for i, h := range m.hooks {
+		text, err := stringField(h, "manifest")
+		if err != nil {
+			return m, fmt.Errorf("hook %d: %w", i, err)
+		}
+		name, _ := stringField(h, "name")
+		if changed := rewrite(text, cmp.Or(name, fmt.Sprintf("hooks[%d]", i))); changed != text {
+			h["manifest"] = marshal(changed)
+		}
+	}
+	return m, nil
+}
+
+// cleanButNewest answers for a release whose deployed revision is clean: helm upgrade starts from that, so nothing is to be
+// repaired. What its newest revision holds is told all the same, because helm rollback and helm uninstall start from that one,
+// and an operation that was cut off lets no helm upgrade run before them.
+func (l *liveCluster) cleanButNewest(ctx context.Context, o RepairOptions, from kubeversion.Minor, r RepairedRelease, latest record) RepairedRelease {
+	_, payload, err := l.record(ctx, latest)
+	if err != nil {
+		r.Status, r.Why = ReleaseUnread, fmt.Sprintf("read %s: %v", latest.name, err)
+		return r
+	}
+	moved, err := moveRelease(o, from, payload)
+	switch {
+	case err != nil:
+		r.Status, r.Why = ReleaseUnread, fmt.Sprintf("%s: %v", latest.name, err)
+	case !moved.needed():
+	case strings.HasPrefix(latest.status, "pending-"):
+		r.Status = ReleaseRefused
+		r.Why = fmt.Sprintf("revision %d is %s and names APIs that are gone: helm upgrade refuses to run before helm rollback or helm uninstall, and these fail on it; roll it back while its APIs are served, or delete %s %s",
+			latest.revision, latest.status, strings.TrimSuffix(latest.driver, "s"), latest.name)
+	default:
+		r.Why = fmt.Sprintf("helm upgrade starts from revision %d, which is clean; revision %d, %s, names APIs that are gone: until a helm upgrade has succeeded, helm rollback and helm uninstall fail on it",
+			r.Revision, latest.revision, latest.status)
+	}
 	return r
 }
 

@@ -238,6 +238,10 @@ func TestRepairHelmChangesNothingWhenItMustNot(t *testing.T) {
 	}{
 		{"dry run", []string{releaseRecord(t, "deployed", 1, oldManifest, "")}, RepairOptions{DryRun: true}, "", ReleaseWould, ""},
 		{"clean", []string{releaseRecord(t, "deployed", 1, "apiVersion: v1\nkind: Pod\n", "")}, RepairOptions{}, "", ReleaseClean, ""},
+		{"a failed revision over a clean one", []string{releaseRecord(t, "deployed", 1, "apiVersion: v1\nkind: Pod\n", ""), releaseRecord(t, "failed", 2, oldManifest, "")}, RepairOptions{}, "", ReleaseClean, "helm upgrade starts from revision 1, which is clean; revision 2, failed, names"},
+		{"a clean failed revision", []string{releaseRecord(t, "deployed", 1, "apiVersion: v1\nkind: Pod\n", ""), releaseRecord(t, "failed", 2, "", "")}, RepairOptions{}, "", ReleaseClean, ""},
+		{"cut off over a clean one", []string{releaseRecord(t, "deployed", 1, "apiVersion: v1\nkind: Pod\n", ""), releaseRecord(t, "pending-upgrade", 2, oldManifest, "")}, RepairOptions{}, "", ReleaseRefused, "delete secret sh.helm.release.v1.shop.v2"},
+		{"uninstalled", []string{releaseRecord(t, "uninstalled", 1, oldManifest, "")}, RepairOptions{}, "", ReleaseClean, "only helm rollback would"},
 		{"no successor", []string{releaseRecord(t, "deployed", 1, psp, "")}, RepairOptions{}, "", ReleaseRefused, "PodSecurityPolicy"},
 		{"an operation is under way", []string{releaseRecord(t, "deployed", 1, oldManifest, ""), releaseRecord(t, "pending-upgrade", 2, "", "")}, RepairOptions{}, "", ReleaseRefused, "pending-upgrade"},
 		{"another writer", []string{releaseRecord(t, "deployed", 1, oldManifest, "")}, RepairOptions{}, "sh.helm.release.v1.shop.v1", ReleaseRefused, "run it again"},
