@@ -3,7 +3,6 @@ package apicheck
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -127,154 +126,44 @@ func yamlMessage(err error) string {
 
 // json judges a text of one or more JSON values; false when it is not JSON.
 func (c *collector) json(og origin, p part) bool {
-	text := p.text
-	if t := bytes.TrimPrefix(text, []byte("---")); len(t) != len(text) {
-		text = append([]byte("   "), t...)
-	}
+	text := bytes.TrimPrefix(p.text, []byte("---"))
 	trial := c.clone()
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.UseNumber()
 	lines := &lineCounter{text: text, line: 1}
-	n := 0
-	for {
-		start := dec.InputOffset()
-		if n > 0 && len(bytes.TrimSpace(text[start:])) == 0 {
+	decoder := func(from int) *json.Decoder {
+		lines.base = from
+		return newDecoder(text[from:])
+	}
+	dec := decoder(0)
+	for n := 0; ; n++ {
+		start := jsonSpace(text, lines.base+int(dec.InputOffset()))
+		if n > 0 && start == len(text) {
 			break
 		}
 		if jsonLonger(text[start:], maxDocument) {
 			// A whole cluster's dump: its items one by one.
-			ok, err := trial.bigJSON(og, p, dec, lines)
-			if err != nil {
+			end := jsonEnd(text, start)
+			if end < 0 || text[start] != '{' || !json.Valid(text[start:end]) {
 				return false
 			}
-			if ok {
-				n++
-				continue
-			}
+			lines.base = 0
+			trial.bigJSON(og, p.line-1, lines, start, "", lifecycle.GVK{}, 0)
+			dec = decoder(end)
+			continue
 		}
-		node, err := jsonNode(dec, lines, 0)
+		node, err := jsonNode(dec, lines, 0, nil)
 		if err != nil {
 			return false
 		}
 		trial.walk(og, p.line-1, node, "", lifecycle.GVK{}, 0)
-		n++
 	}
 	c.findings, c.unreadable, c.read = trial.findings, trial.unreadable, trial.read
 	return true
 }
 
-// jsonLonger says whether the JSON value that text begins with takes more than limit bytes.
-func jsonLonger(text []byte, limit int) bool {
-	if len(text) <= limit {
-		return false
-	}
-	depth, inString, escaped := 0, false, false
-	for _, b := range text[:limit] {
-		switch {
-		case escaped:
-			escaped = false
-		case inString:
-			escaped, inString = b == '\\', b != '"'
-		case b == '"':
-			inString = true
-		case b == '{' || b == '[':
-			depth++
-		case b == '}' || b == ']':
-			if depth--; depth <= 0 {
-				return false
-			}
-		}
-	}
-	return depth > 0 || inString
-}
-
-// skipJSON passes over one value without keeping it, and gives its first token.
-func skipJSON(dec *json.Decoder) (first json.Token, err error) {
-	for depth := 0; ; {
-		tok, err := dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		if first == nil {
-			first = tok
-		}
-		switch tok {
-		case json.Delim('{'), json.Delim('['):
-			depth++
-		case json.Delim('}'), json.Delim(']'):
-			depth--
-		}
-		if depth == 0 {
-			return first, nil
-		}
-	}
-}
-
-// bigJSON reads a large object and judges the elements of its items as they come. The rest of it is
-// read and dropped: lists have nothing else. ok is false when it is not an object.
-func (c *collector) bigJSON(og origin, p part, dec *json.Decoder, lines *lineCounter) (ok bool, err error) {
-	tok, err := dec.Token()
-	if err != nil {
-		return false, err
-	}
-	if tok != json.Delim('{') {
-		return false, errors.New("a large array at the top")
-	}
-	var apiVersion, kind string
-	items, before := 0, len(c.findings)
-	unnamed := 0
-	for dec.More() {
-		key, err := dec.Token()
-		if err != nil {
-			return false, err
-		}
-		if key != "items" {
-			var first json.Token
-			if first, err = skipJSON(dec); err != nil {
-				return false, err
-			}
-			if text, is := first.(string); is && key == "apiVersion" {
-				apiVersion = text
-			} else if is && key == "kind" {
-				kind = text
-			}
-			continue
-		}
-		open, err := dec.Token()
-		if err != nil {
-			return false, err
-		}
-		if open != json.Delim('[') {
-			return false, errors.New("items is no array")
-		}
-		for dec.More() {
-			node, err := jsonNode(dec, lines, 2)
-			if err != nil {
-				return false, err
-			}
-			if scalar(node, "kind") == "" {
-				unnamed++
-			}
-			c.walked = 0 // JSON has no aliases
-			c.walk(og, p.line-1, node, fmt.Sprintf("items[%d]", items), lifecycle.GVK{}, 1)
-			items++
-		}
-		if _, err := dec.Token(); err != nil {
-			return false, err
-		}
-	}
-	if _, err := dec.Token(); err != nil {
-		return false, err
-	}
-	switch {
-	case apiVersion == "" || kind == "":
-		c.findings = c.findings[:before]
-	case !strings.HasSuffix(kind, "List") || items == 0:
-		c.unread(og.what, og.lineOffset+p.line, "%s %s of more than %d MB: not parsed", apiVersion, kind, maxDocument>>20)
-	case unnamed > 0:
-		c.unread(og.what, og.lineOffset+p.line, "%d items without a kind in a list of more than %d MB", unnamed, maxDocument>>20)
-	}
-	return true, nil
+func newDecoder(text []byte) *json.Decoder {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.UseNumber()
+	return dec
 }
 
 // lineCounter turns rising offsets into line numbers.
@@ -282,20 +171,26 @@ type lineCounter struct {
 	text   []byte
 	offset int
 	line   int
+	base   int // is added to every offset: a decoder counts from where it began
 }
 
 func (l *lineCounter) at(offset int64) int {
-	if o := int(offset); o > l.offset {
+	if o := l.base + int(offset); o > l.offset {
 		l.line += bytes.Count(l.text[l.offset:o], []byte("\n"))
 		l.offset = o
 	}
 	return l.line
 }
 
-// jsonNode reads one JSON value as a YAML tree.
-func jsonNode(dec *json.Decoder, lines *lineCounter, depth int) (*yaml.Node, error) {
+// jsonNode reads one JSON value as a YAML tree, of no more nodes than are left; nil for any number.
+func jsonNode(dec *json.Decoder, lines *lineCounter, depth int, left *int) (*yaml.Node, error) {
 	if depth > 10*maxDepth {
 		return nil, fmt.Errorf("deeper than %d", 10*maxDepth)
+	}
+	if left != nil {
+		if *left--; *left < 0 {
+			return nil, errManyNodes
+		}
 	}
 	tok, err := dec.Token()
 	if err != nil {
@@ -309,7 +204,7 @@ func jsonNode(dec *json.Decoder, lines *lineCounter, depth int) (*yaml.Node, err
 			n.Kind = yaml.SequenceNode
 		}
 		for dec.More() {
-			child, err := jsonNode(dec, lines, depth+1)
+			child, err := jsonNode(dec, lines, depth+1, left)
 			if err != nil {
 				return nil, err
 			}

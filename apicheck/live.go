@@ -1,7 +1,6 @@
 package apicheck
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -617,9 +616,7 @@ func answer(r rest.Result) ([]byte, error) {
 
 // content judges what one live object names and carries.
 func (c *collector) content(r resource, item []byte) {
-	dec := json.NewDecoder(bytes.NewReader(item))
-	dec.UseNumber()
-	node, err := jsonNode(dec, &lineCounter{text: item}, 0)
+	node, err := jsonNode(newDecoder(item), &lineCounter{text: item}, 0, nil)
 	if err != nil && !errors.Is(err, io.EOF) {
 		c.unread(r.String(), 0, "an object that is not JSON: %v", err)
 		return
