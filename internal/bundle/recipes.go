@@ -26,6 +26,12 @@ var pauseSource []byte
 //go:embed sample/main.go
 var sampleSource []byte
 
+// corednsSource is the main package that coredns is built from. It is no Go file
+// of this module, which does not depend on CoreDNS.
+//
+//go:embed coredns/main.go.txt
+var corednsSource []byte
+
 // sampleVersion is the tag of the sample image.
 const sampleVersion = "1.1"
 
@@ -46,7 +52,9 @@ type component struct {
 	tags         string
 	cgo          bool
 	// stamp are the linker's -X settings and other flags; $V is the version with v, $N without.
-	stamp    []string
+	stamp []string
+	// main, where there is one, is built in place of the project's main package.
+	main     []byte
 	binaries []binary
 }
 
@@ -71,7 +79,7 @@ func components() []component {
 			binaries: []binary{{name: "etcd", pkg: "go.etcd.io/etcd/server/v3", keep: true}},
 		},
 		{
-			name: "coredns", module: "github.com/coredns/coredns",
+			name: "coredns", module: "github.com/coredns/coredns", main: corednsSource,
 			binaries: []binary{{name: "coredns", pkg: "github.com/coredns/coredns"}},
 		},
 		{
@@ -146,7 +154,11 @@ func recipeNamed(name, version string) (recipe, error) {
 	if name == "kubernetes" {
 		c.stamp = kubernetesStamp(version)
 	}
-	return recipe{component: c, version: version, mod: mod, sum: sum}, nil
+	r := recipe{component: c, version: version, mod: mod, sum: sum}
+	if c.main != nil {
+		r.sources = map[string][]byte{"main.go": c.main}
+	}
+	return r, nil
 }
 
 // kubernetesStamp gives the version to kubeadm and the others, which do not work sensibly without it.
@@ -235,7 +247,11 @@ func (r recipe) args(b binary, dest string) []string {
 	if t := r.tagsFor(b); t != "" {
 		args = append(args, "-tags", t)
 	}
-	return append(args, "-ldflags", r.ldflags(), "-o", dest, b.pkg)
+	pkg := b.pkg
+	if r.main != nil {
+		pkg = "."
+	}
+	return append(args, "-ldflags", r.ldflags(), "-o", dest, pkg)
 }
 
 // digest names everything that decides the bytes of b, apart from the computer's C compiler and libraries.
@@ -266,6 +282,9 @@ func (r recipe) from(b binary, goVersion string) string {
 	s := fmt.Sprintf("%s@%s %s %s -trimpath", r.module, r.version, goVersion, cgo)
 	if t := r.tagsFor(b); t != "" {
 		s += " -tags " + t
+	}
+	if r.main != nil {
+		s += " with a main package of belay's"
 	}
 	return s
 }

@@ -96,3 +96,19 @@ func TestKubernetesIsStamped(t *testing.T) {
 		}
 	}
 }
+
+func TestCoreDNSHasThePluginsOfKubeadmsCorefile(t *testing.T) {
+	r, err := recipeNamed("coredns", newestRecipe("coredns"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Source: k8s.io/kubernetes/cmd/kubeadm/app/phases/addons/dns (CoreDNSConfigMap); prometheus is plugin/metrics.
+	for _, p := range []string{"errors", "health", "ready", "kubernetes", "metrics", "forward", "cache", "loop", "reload", "loadbalance"} {
+		if !strings.Contains(string(r.sources["main.go"]), `coredns/plugin/`+p+`"`) {
+			t.Errorf("plugin %s is not built in", p)
+		}
+	}
+	if args := r.args(r.binaries[0], "x"); args[len(args)-1] != "." {
+		t.Errorf("built from %v", args)
+	}
+}
