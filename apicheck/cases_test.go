@@ -59,6 +59,8 @@ var knownCases = []struct{ number, what, tests string }{
 	{"pluto", "rewriting manifests", "convert:TestConvert/bump keeps every other byte; TestConvertFiles"},
 	{"pluto, kubent", "stale last-applied configurations called errors", "TestLastApplied/stale"},
 	{"pluto, kubent", "nothing without a last-applied configuration", "TestManagedFields/applied with the old version"},
+	{"severity", "older Helm revisions, to which only a rollback goes", "TestOlderHelmRevisions; TestSeverityOfRevisions/uninstalled"},
+	{"severity", "by where Helm starts from", "TestSeverityOfRevisions/deployed; TestSeverityOfRevisions/failed over a clean one; TestSeverityOfRevisions/cut off over a clean one"},
 	{"pluto", "two revisions marked deployed", "TestHelmReleases/newest and newest deployed of several"},
 	{"pluto, kubent, mapkubeapis", "hooks of Helm releases", "TestHelmReleases/hook, in a Secret; TestRepairHelm"},
 	{"kubent", "its missing rules", "lifecycle:TestRemovalsThatScannersMissOrMisdate"},
@@ -178,4 +180,34 @@ func TestObjectsServedOnlyInTheirNewVersion(t *testing.T) {
 			fmt.Sprintf(`{"metadata":{"name":"f","annotations":{"kubectl.kubernetes.io/last-applied-configuration":%q}}}`, old),
 			`{"metadata":{"name":"g","managedFields":[{"manager":"flux","operation":"Apply","apiVersion":"flowcontrol.apiserver.k8s.io/v1beta3","time":"2024-05-06T07:08:09Z"}]}}`}}}
 	expect(t, f.scan(0, 37), Findings, "error removed last-applied flowcontrol.apiserver.k8s.io/v1beta3 FlowSchema f", `warning removed managed-fields flowcontrol.apiserver.k8s.io/v1beta3 FlowSchema g by "flux"`)
+}
+
+// Nothing starts from an older revision but a rollback to it: that it would fail is worth a word, once, and no more.
+func TestOlderHelmRevisions(t *testing.T) {
+	const clean, ingress = "apiVersion: v1\nkind: Pod\n", "apiVersion: extensions/v1beta1\nkind: Ingress\nmetadata: {name: i}\n"
+	scan := func(records ...string) Report {
+		t.Helper()
+		f := &fakeAPI{t: t, version: "v1.24.0", objects: map[string][]string{"secrets": records}, intercept: noMetric, resources: map[string][]string{"v1": {"secrets Secret"}}}
+		return f.scan(0, 25)
+	}
+	r := scan(releaseRecord(t, "superseded", 1, ingress, ""), releaseRecord(t, "superseded", 2, ingress, ""),
+		helmRecord("Secret", "sh.helm.release.v1.shop.v3", "shop", "superseded", 3, "!"),
+		releaseRecord(t, "superseded", 4, oldHook+"---\n"+ingress, ""), releaseRecord(t, "superseded", 5, oldHook, ""), releaseRecord(t, "deployed", 6, clean, ""))
+	expect(t, r, Clean, `info removed helm extensions/v1beta1 Ingress i by "" rel "shop"/4`, `info removed helm batch/v1beta1 CronJob c by "" rel "shop"/5`)
+	if !strings.HasSuffix(r.Findings[1].Message, "helm rollback to revision 5 fails on it") {
+		t.Errorf("message %q", r.Findings[1].Message)
+	}
+	read := map[string]int{}
+	for _, c := range r.Coverage.Read {
+		if c.What == "helm releases" {
+			read[c.Why] = c.Count
+		}
+	}
+	want := map[string]int{"manifests and hooks": 1, "older revisions": 2, "older revisions that could not be read": 1, "older revisions, not judged: only a rollback to them would use them": 2}
+	if fmt.Sprint(read) != fmt.Sprint(want) {
+		t.Errorf("read %v, want %v", read, want)
+	}
+	// What is only deprecated breaks no rollback, and what counts for more is not said twice.
+	expect(t, scan(releaseRecord(t, "superseded", 1, "apiVersion: autoscaling/v2beta2\nkind: HorizontalPodAutoscaler\n", ""), releaseRecord(t, "superseded", 2, oldHook, ""), releaseRecord(t, "deployed", 3, oldHook, "")),
+		Findings, `error removed helm batch/v1beta1 CronJob c by "" rel "shop"/3`)
 }

@@ -36,6 +36,10 @@ type record struct {
 	revision        int
 }
 
+func (r record) String() string {
+	return fmt.Sprintf("release %s revision %d in namespace %s", r.release, r.revision, r.namespace)
+}
+
 // release is what is read of a revision.
 type release struct {
 	Name      string `json:"name"`
@@ -102,47 +106,98 @@ func parseRelease(data []byte) (*release, error) {
 	return &r, nil
 }
 
+// maxRollbacks bounds how many older revisions of a release are read: helm rollback goes one back unless it is told otherwise.
+const maxRollbacks = 3
+
 // releases judges the Helm releases of a cluster: of each its newest revision and its newest deployed one. Helm starts
-// from these, and fails when it can no longer map what they hold.
+// from these, and fails when it can no longer map what they hold. The revisions before them are where helm rollback goes.
 func (l *liveCluster) releases(ctx context.Context, o Options, c *collector) {
-	records, oldest := l.records(ctx, o, c)
-	for _, p := range records {
-		rec := p.record
-		what := fmt.Sprintf("release %s revision %d in namespace %s", rec.release, rec.revision, rec.namespace)
-		rel, err := l.fetch(ctx, rec)
-		if err != nil {
-			if apierrors.IsNotFound(err) {
-				continue // uninstalled meanwhile
+	for _, r := range l.records(ctx, o, c) {
+		first := len(c.findings)
+		for _, p := range r.picked {
+			what := p.String()
+			rel, err := l.fetch(ctx, p.record)
+			if err != nil {
+				if apierrors.IsNotFound(err) {
+					continue // uninstalled meanwhile
+				}
+				c.unread(what, 0, "%v", err)
+				continue
 			}
-			c.unread(what, 0, "%v", err)
-			continue
+			c.covered("helm releases", "manifests and hooks", 1)
+			c.release(p, rel, what)
 		}
-		c.covered("helm releases", "manifests and hooks", 1)
-		c.release(p, rel, what)
-	}
-	if oldest > 0 {
-		c.covered("helm releases", "older revisions, not judged: only a rollback would use them", oldest)
+		l.rollbacks(ctx, c, r.older, c.findings[first:])
 	}
 }
 
-// records lists where releases are kept, and picks the revisions that count; older counts the others.
-func (l *liveCluster) records(ctx context.Context, o Options, c *collector) (picked []pickedRecord, older int) {
+// rollbacks judges older revisions, the newest first. Nothing starts from them unless somebody asks for it, so what was found of
+// the release already is not said again, and a revision that cannot be read takes nothing away.
+func (l *liveCluster) rollbacks(ctx context.Context, c *collector, older []record, found []Finding) {
+	type object struct{ apiVersion, kind, namespace, name, hook string }
+	of := func(f Finding) object { return object{f.APIVersion, f.Kind, f.Namespace, f.Name, f.Source.Hook} }
+	said := map[object]bool{}
+	for _, f := range found {
+		said[of(f)] = true
+	}
+	for i, rec := range older {
+		if i == maxRollbacks {
+			c.covered("helm releases", "older revisions, not judged: only a rollback to them would use them", len(older)-i)
+			return
+		}
+		rel, err := l.fetch(ctx, rec)
+		if err != nil {
+			if !apierrors.IsNotFound(err) {
+				c.covered("helm releases", "older revisions that could not be read", 1)
+			}
+			continue
+		}
+		c.covered("helm releases", "older revisions", 1)
+		sub := c.collector()
+		sub.release(pickedRecord{rec, releaseUse{Info, fmt.Sprintf("helm rollback to revision %d fails on it", rec.revision)}}, rel, rec.String())
+		for _, f := range sub.findings {
+			if helmFails(f) && !said[of(f)] {
+				said[of(f)] = true
+				c.findings = append(c.findings, f)
+			}
+		}
+	}
+}
+
+// releaseRecords are the revisions of one release.
+type releaseRecords struct {
+	picked []pickedRecord
+	older  []record // the newest first
+}
+
+// records lists where releases are kept, and picks the revisions that count.
+func (l *liveCluster) records(ctx context.Context, o Options, c *collector) []releaseRecords {
 	byRelease := map[[3]string][]record{}
 	l.eachRecord(ctx, o, c, func(r record) {
 		k := [3]string{r.namespace, r.release, r.driver}
 		byRelease[k] = append(byRelease[k], r)
 	})
+	var out []releaseRecords
 	for _, revisions := range byRelease {
+		var r releaseRecords
 		p := pick(revisions)
 		for _, rec := range p {
-			picked = append(picked, pickedRecord{rec, helmUse(rec, p[len(p)-1])})
+			r.picked = append(r.picked, pickedRecord{rec, helmUse(rec, p[len(p)-1])})
 		}
-		older += len(revisions) - len(p)
+		slices.SortFunc(r.picked, func(a, b pickedRecord) int { return cmp.Compare(a.revision, b.revision) })
+		slices.SortFunc(revisions, func(a, b record) int { return cmp.Compare(b.revision, a.revision) })
+		for _, rec := range revisions {
+			if !slices.Contains(p, rec) {
+				r.older = append(r.older, rec)
+			}
+		}
+		out = append(out, r)
 	}
-	slices.SortFunc(picked, func(a, b pickedRecord) int {
-		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.release, b.release), cmp.Compare(a.revision, b.revision), cmp.Compare(a.driver, b.driver))
+	slices.SortFunc(out, func(x, y releaseRecords) int {
+		a, b := x.picked[0], y.picked[0]
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.release, b.release), cmp.Compare(a.driver, b.driver))
 	})
-	return picked, older
+	return out
 }
 
 // eachRecord lists the records of all releases by their labels.
@@ -264,9 +319,14 @@ func (c *collector) release(rec pickedRecord, rel *release, what string) {
 		c.text(hook, []byte(h.Manifest))
 	}
 	for i := range c.findings[first:] {
-		// Helm maps what it deployed to what the cluster serves, and knows nothing of fields.
-		if f := &c.findings[first+i]; f.Source.Type == SourceHelm && (f.Verdict == lifecycle.NotYet || f.Verdict == lifecycle.Removed && f.Rewrite != "") {
+		if f := &c.findings[first+i]; helmFails(*f) {
 			f.Message += ": " + rec.use.says
 		}
 	}
+}
+
+// helmFails says whether Helm fails on what was found in a revision: it maps what it deployed to what the cluster serves, and
+// knows nothing of fields.
+func helmFails(f Finding) bool {
+	return f.Source.Type == SourceHelm && (f.Verdict == lifecycle.NotYet || f.Verdict == lifecycle.Removed && f.Rewrite != "")
 }
