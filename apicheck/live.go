@@ -42,6 +42,7 @@ type liveCluster struct {
 	meta     metadata.Interface
 	raw      rest.Interface
 	patience time.Duration
+	outage   outage
 }
 
 // connect reaches the cluster and asks for its version: without that nothing can be judged.
@@ -84,25 +85,40 @@ func connect(ctx context.Context, o Options) (*liveCluster, error) {
 }
 
 // retry repeats a request until it is answered or will never be. Too many requests, time-outs and broken connections
-// pass; a refusal does not.
+// pass; a refusal does not, and neither does an apiserver that is gone.
 func (l *liveCluster) retry(ctx context.Context, name string, request func(context.Context) error) error {
-	var refused error // an answer that will not change: nothing was waited for
-	err := condition.Wait(ctx, condition.Condition{Name: name, Check: func(ctx context.Context) error {
-		err := request(ctx)
-		if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+	var final error // an answer that will not change: nothing was waited for
+	interval := min(500*time.Millisecond, l.patience/10)
+	err := condition.Wait(ctx, condition.Condition{Name: name, Check: func(attempt context.Context) error {
+		if final = l.outage.err(); final != nil {
+			return condition.Final(final)
+		}
+		began := time.Now()
+		err := request(attempt)
+		switch {
+		case err == nil:
+			l.outage.answered()
+		case apiStatus(err):
+			l.outage.answered()
 			switch {
 			case apierrors.IsTooManyRequests(err), apierrors.IsServerTimeout(err), apierrors.IsTimeout(err),
 				apierrors.IsServiceUnavailable(err), apierrors.IsInternalError(err):
 			default:
-				refused = err
+				final = err
 				return condition.Final(err)
+			}
+		case ctx.Err() == nil:
+			// The last attempt ends with the wait: it counts as well.
+			if final = l.outage.silent(began, err, l.patience-2*interval, func() error { return l.probe(ctx) }); final != nil {
+				return condition.Final(final)
 			}
 		}
 		return err
-	}}, condition.Options{Timeout: l.patience, Interval: min(500*time.Millisecond, l.patience/10), Attempt: max(l.patience/2, time.Second)})
-	if refused != nil {
-		return refused
+	}}, condition.Options{Timeout: l.outage.patience(l.patience), Interval: interval, Attempt: max(l.patience/2, time.Second)})
+	if final != nil {
+		return final
 	}
+	l.outage.done(err != nil && ctx.Err() == nil)
 	return err
 }
 
@@ -225,7 +241,10 @@ func namespaces(o Options, namespaced bool) []string {
 // namespacesExist finds namespaces that were chosen and are not there: the API answers a list of one with nothing, and not with an error.
 func (l *liveCluster) namespacesExist(ctx context.Context, names []string, c *collector) {
 	for _, ns := range names {
-		_, err := l.meta.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}).Get(ctx, ns, metav1.GetOptions{})
+		err := l.retry(ctx, "namespace "+ns, func(ctx context.Context) error {
+			_, err := l.meta.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}).Get(ctx, ns, metav1.GetOptions{})
+			return err
+		})
 		if apierrors.IsNotFound(err) {
 			c.unread("namespace "+ns, 0, "there is none of that name")
 		}
