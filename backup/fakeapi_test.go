@@ -36,6 +36,8 @@ type fakeAPI struct {
 	// refuse holds status codes that the next requests by path get, cut how many lists end in the middle.
 	refuse map[string][]int
 	cut    map[string]int
+	// onApply is told of every server-side apply: how it is forced, and of what.
+	onApply func(force string, o map[string]any)
 	// pageSize overrides the limit that was asked for.
 	pageSize int
 }
@@ -164,6 +166,9 @@ func (f *fakeAPI) apply(w http.ResponseWriter, r *http.Request) {
 	if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
 		fail(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
 		return
+	}
+	if f.onApply != nil {
+		f.onApply("force="+r.URL.Query().Get("force"), o)
 	}
 	meta, _ := o["metadata"].(map[string]any)
 	name, _ := meta["name"].(string)

@@ -3,6 +3,8 @@ package backup
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -111,5 +113,94 @@ func TestObjectsOfAnotherClusterNeedAWaiver(t *testing.T) {
 	o.Accept = []string{OtherCluster}
 	if r, err := RestoreObjects(t.Context(), b.Dir, o); err != nil || len(r.Objects) != 1 {
 		t.Errorf("accepted: %+v, %v", r, err)
+	}
+}
+
+// A claim that says that it is bound, to a volume that does not know it, would be Lost.
+func TestRestoredClaimsCanBeBoundAgain(t *testing.T) {
+	f := newFixture(t)
+	serve := func(api *fakeAPI) {
+		api.serve("v1", "persistentvolumes", "PersistentVolume", false)
+		api.serve("v1", "persistentvolumeclaims", "PersistentVolumeClaim", true)
+	}
+	serve(f.api)
+	claims := []string{"gone", "free", "released", "taken"}
+	for _, name := range claims {
+		f.api.add("v1", "persistentvolumeclaims", "shop", name, map[string]any{
+			"metadata": map[string]any{"annotations": map[string]any{"pv.kubernetes.io/bind-completed": "yes", "volume.kubernetes.io/selected-node": "w1", "team": "a"}},
+			"spec":     map[string]any{"volumeName": "pv-" + name, "storageClassName": "fast"},
+		})
+	}
+	b := f.create(t)
+	live := newFakeAPI(t)
+	serve(live)
+	volume := func(name string, ref map[string]any) {
+		live.add("v1", "persistentvolumes", "", name, map[string]any{"spec": map[string]any{"claimRef": ref}})
+	}
+	volume("pv-free", map[string]any{"namespace": "shop", "name": "free"})
+	volume("pv-released", map[string]any{"namespace": "shop", "name": "released", "uid": "old"})
+	volume("pv-taken", map[string]any{"namespace": "other", "name": "data", "uid": "x"})
+	r, err := RestoreObjects(t.Context(), b.Dir, RestoreOptions{Patterns: []string{"persistentvolumeclaims/shop/*"}, REST: live.config()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	notes := map[string]string{}
+	for _, o := range r.Objects {
+		if o.Action != ActionCreated {
+			t.Errorf("%+v", o)
+		}
+		notes[o.Object] = o.Note
+	}
+	for name, want := range map[string]struct{ volume, note string }{
+		"gone": {"", "is not there"}, "free": {"pv-free", ""}, "released": {"pv-released", "kubectl patch pv pv-released"}, "taken": {"", "belongs to claim other/data"},
+	} {
+		o := live.objects["/api/v1/persistentvolumeclaims"]["shop/"+name]
+		spec, _ := o["spec"].(map[string]any)
+		meta, _ := o["metadata"].(map[string]any)
+		if got, _ := spec["volumeName"].(string); got != want.volume || spec["storageClassName"] != "fast" {
+			t.Errorf("%s: spec %v, want volume %q", name, spec, want.volume)
+		}
+		if a, _ := meta["annotations"].(map[string]any); len(a) != 1 || a["team"] != "a" {
+			t.Errorf("%s: annotations %v", name, a)
+		}
+		if got := notes["shop/"+name]; !strings.Contains(got, want.note) || (want.note == "") != (got == "") {
+			t.Errorf("%s: note %q, want %q", name, got, want.note)
+		}
+	}
+}
+
+func TestAWildcardTellsOfSecretsThatAreNotKept(t *testing.T) {
+	f := newFixture(t)
+	b := f.create(t)
+	r, err := RestoreObjects(t.Context(), b.Dir, RestoreOptions{Patterns: []string{"*/kube-system/*"}, REST: f.api.config()})
+	if err != nil || len(r.NotKept) != 1 || !strings.Contains(r.NotKept[0], "the etcd snapshot has them") {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if _, err := RestoreObjects(t.Context(), b.Dir, RestoreOptions{Patterns: []string{"secrets/shop/*"}, REST: f.api.config()}); err == nil || !strings.Contains(err.Error(), "only in encrypted backups") {
+		t.Errorf("by name: %v", err)
+	}
+}
+
+// An object that somebody changes between the look and the write is left to them.
+func TestAnOverwriteHoldsToWhatWasSeen(t *testing.T) {
+	f := newFixture(t)
+	f.api.add("v1", "configmaps", "shop", "settings", map[string]any{"data": map[string]any{"k": "old"}})
+	b := f.create(t)
+	f.api.add("v1", "configmaps", "shop", "settings", map[string]any{"data": map[string]any{"k": "new"}})
+	var applied []string
+	f.api.onApply = func(q string, o map[string]any) {
+		meta, _ := o["metadata"].(map[string]any)
+		applied = append(applied, fmt.Sprintf("%s %v", q, meta["resourceVersion"]))
+	}
+	r, err := RestoreObjects(t.Context(), b.Dir, RestoreOptions{Patterns: []string{"configmaps/shop/*"}, REST: f.api.config(), Overwrite: true})
+	if err != nil || r.Count[ActionOverwritten] != 1 || r.Objects[0].Changes[0] != (FieldChange{"data.k", `"old"`, `"new"`}) {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	delete(f.api.objects["/api/v1/configmaps"], "shop/settings")
+	if _, err := RestoreObjects(t.Context(), b.Dir, RestoreOptions{Patterns: []string{"configmaps/shop/*"}, REST: f.api.config(), Overwrite: true}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"force=true 5", "force=false <nil>"}; !slices.Equal(applied, want) {
+		t.Errorf("applied %q, want %q", applied, want)
 	}
 }
