@@ -32,21 +32,38 @@ func (c *collector) component(og origin, o object) {
 	case " Pod": // a static one
 		for i, ctr := range list(field(o.node, "spec"), "containers") {
 			at := fmt.Sprintf("spec.containers[%d].", i)
-			name := ""
-			for _, key := range []string{"command", "args"} {
-				for k, arg := range list(resolve(ctr), key) {
-					if arg = resolve(arg); arg == nil {
-						continue
-					}
-					if name == "" {
-						name = componentOf(arg.Value)
-					}
-					if flag, value, ok := strings.Cut(strings.TrimLeft(arg.Value, "-"), "="); ok && name != "" && strings.HasPrefix(arg.Value, "-") {
-						c.flag(og, o, name, flag, value, arg, fmt.Sprintf("%s%s[%d]", at, key, k))
-					}
-				}
+			c.commandLine(og, o, resolve(ctr), at)
+		}
+	}
+}
+
+// commandLine judges the flags of a container that runs a component, written --flag=value, --flag value, or --flag alone.
+func (c *collector) commandLine(og origin, o object, ctr *yaml.Node, at string) {
+	type word struct {
+		n  *yaml.Node
+		at string
+	}
+	var words []word
+	for _, key := range []string{"command", "args"} {
+		for k, arg := range list(ctr, key) {
+			if arg = resolve(arg); arg != nil {
+				words = append(words, word{arg, fmt.Sprintf("%s%s[%d]", at, key, k)})
 			}
 		}
+	}
+	name := ""
+	for i, w := range words {
+		if name == "" {
+			name = componentOf(w.n.Value)
+		}
+		if name == "" || !strings.HasPrefix(w.n.Value, "-") {
+			continue
+		}
+		flag, value, ok := strings.Cut(strings.TrimLeft(w.n.Value, "-"), "=")
+		if !ok && i+1 < len(words) && !strings.HasPrefix(words[i+1].n.Value, "-") {
+			value = words[i+1].n.Value
+		}
+		c.flag(og, o, name, flag, value, w.n, w.at)
 	}
 }
 

@@ -21,6 +21,8 @@ func TestComponents(t *testing.T) {
 			[]string{"error --containerd nodeRegistration.kubeletExtraArgs[0]:5"}},
 		{"a static pod", 36, 37, "apiVersion: v1\nkind: Pod\nmetadata: {name: kube-controller-manager}\nspec:\n  containers:\n  - command:\n    - kube-controller-manager\n    - --concurrent-service-syncs=1\n    - --feature-gates=RetryGenerateName=true\n    - --v=2\n",
 			[]string{"error --concurrent-service-syncs spec.containers[0].command[1]:8", "error RetryGenerateName spec.containers[0].command[2]:9"}},
+		{"flags and values as words of their own", 36, 37, "apiVersion: v1\nkind: Pod\nmetadata: {name: kube-controller-manager}\nspec:\n  containers:\n  - command:\n    - kube-controller-manager\n    args:\n    - --concurrent-service-syncs\n    - '1'\n    - --feature-gates\n    - RetryGenerateName=true\n    - -v\n    - '2'\n",
+			[]string{"error --concurrent-service-syncs spec.containers[0].args[0]:9", "error RetryGenerateName spec.containers[0].args[2]:11"}},
 		{"another program", 36, 37, "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - command: [web, --concurrent-service-syncs=1]\n", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
