@@ -129,6 +129,7 @@ func (l *liveCluster) releases(ctx context.Context, o Options, c *collector) {
 		}
 		l.rollbacks(ctx, c, r.older, c.findings[first:])
 	}
+	l.unlabelled(ctx, o, c)
 }
 
 // rollbacks judges older revisions, the newest first. Nothing starts from them unless somebody asks for it, so what was found of
@@ -227,6 +228,31 @@ func (l *liveCluster) eachRecord(ctx context.Context, o Options, c *collector, y
 			for r := range seen {
 				yield(r)
 			}
+		}
+	}
+}
+
+// unlabelled names the Secrets of Helm's type that lack its label. Helm finds its records by the label, so it does not see them,
+// and neither does anything here: the readers of manifests in Secrets leave that type out.
+func (l *liveCluster) unlabelled(ctx context.Context, o Options, c *collector) {
+	for _, ns := range namespaces(o, true) {
+		names := map[string]bool{}
+		n, err := l.pages(ctx, "secrets of Helm's type", func(ctx context.Context, opts metav1.ListOptions) (string, int, error) {
+			opts.Limit, opts.FieldSelector, opts.LabelSelector = metadataPage, "type=helm.sh/release.v1", "owner!=helm"
+			page, err := l.meta.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(ns).List(ctx, opts)
+			if err != nil {
+				return "", 0, err
+			}
+			for i := range page.Items {
+				names[page.Items[i].Namespace+"/"+page.Items[i].Name] = true
+			}
+			return page.Continue, len(page.Items), nil
+		}, func() { clear(names) })
+		if err != nil { // a refusal is told with the records already
+			c.listed("helm release records in secrets", ns, "labels", n, err)
+		}
+		for name := range names {
+			c.unread("secrets "+name, 0, "of Helm's type, but without its label owner=helm: Helm does not find it; label it if it is a release, or delete it")
 		}
 	}
 }

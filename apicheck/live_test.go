@@ -113,6 +113,10 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		if sel := r.URL.Query().Get("labelSelector"); sel != "" {
 			k, v, _ := strings.Cut(sel, "=")
+			k, not := strings.CutSuffix(k, "!")
+			objects = slices.DeleteFunc(slices.Clone(objects), func(o string) bool { return strings.Contains(o, fmt.Sprintf("%q:%q", k, v)) == not })
+		}
+		if k, v, ok := strings.Cut(r.URL.Query().Get("fieldSelector"), "="); ok && !strings.HasSuffix(k, "!") {
 			objects = slices.DeleteFunc(slices.Clone(objects), func(o string) bool { return !strings.Contains(o, fmt.Sprintf("%q:%q", k, v)) })
 		}
 		start, _ := strconv.Atoi(r.URL.Query().Get("continue"))
@@ -334,6 +338,8 @@ func TestHelmReleases(t *testing.T) {
 			helmRecord("Secret", "v1", "shop", "deployed", 1, "!"), helmRecord("Secret", "v2", "shop", "deployed", 2, twice),
 			helmRecord("Secret", "v3", "shop", "superseded", 3, "!"), helmRecord("Secret", "v4", "shop", "failed", 4, twice)}}, Findings,
 			[]string{`error removed helm batch/v1beta1 CronJob c by "" rel "shop"/2 hook`, `warning removed helm batch/v1beta1 CronJob c by "" rel "shop"/4 hook`}},
+		{"a Secret of Helm's type without its label", map[string][]string{"secrets": {strings.Replace(helmRecord("Secret", "sh.helm.release.v1.shop.v1", "shop", "deployed", 1, twice), `"owner":"helm",`, "", 1)}}, Unknown,
+			[]string{"unread secrets n/sh.helm.release.v1.shop.v1: of Helm's type, but without its label"}},
 		{"a Secret that is no release", map[string][]string{"secrets": {helmRecord("Secret", "v1", "shop", "deployed", 1, "!!!")}}, Unknown, []string{"unread release shop revision 1 in namespace n: neither JSON"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
