@@ -55,6 +55,8 @@ func TestConvert(t *testing.T) {
 			"{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {selector: {matchLabels: {app: a}}, template: {metadata: {labels: {app: a}}}}}\n", ""},
 		{"deployment in blocks", 15, 16, "", "apiVersion: extensions/v1beta1\nkind: Deployment\nmetadata:\n  name: a\nspec:\n  # how many\n  replicas: 2 # two\n  rollbackTo:\n    revision: 1\n  template:\n    metadata:\n      labels:\n        app: a\n",
 			"apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\nspec:\n  # how many\n  selector:\n    matchLabels:\n      app: a\n  replicas: 2 # two\n  template:\n    metadata:\n      labels:\n        app: a\n", ""},
+		{"deployment with a null selector", 15, 16, "", "{apiVersion: extensions/v1beta1, kind: Deployment, metadata: {name: a}, spec: {selector: null, template: {metadata: {labels: {app: a}}}}}\n",
+			"{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {selector: {matchLabels: {app: a}}, template: {metadata: {labels: {app: a}}}}}\n", ""},
 		{"daemonset keeps its strategy", 15, 16, "", "apiVersion: extensions/v1beta1\nkind: DaemonSet\nspec:\n  selector:\n    matchLabels: {a: b}\n  templateGeneration: 3\n",
 			"apiVersion: apps/v1\nkind: DaemonSet\nspec:\n  selector:\n    matchLabels: {a: b}\n  updateStrategy:\n    type: OnDelete\n", ""},
 		{"deployment without labels", 15, 16, "", "apiVersion: extensions/v1beta1\nkind: Deployment\nspec:\n  template: {}\n", "", "no labels"},

@@ -290,7 +290,7 @@ func workload(note, updateStrategy string) converter {
 		if note != "" {
 			notes = append(notes, note)
 		}
-		if s := own(spec, "selector"); s == nil || isMap(s) && len(s.Content) == 0 {
+		if s := own(spec, "selector"); s == nil || s.ShortTag() == "!!null" || isMap(s) && len(s.Content) == 0 {
 			labels := get(spec, "template", "metadata", "labels")
 			if !isMap(labels) || len(labels.Content) == 0 {
 				return nil, errors.New("its selector is required now, and its template has no labels to take it from")
