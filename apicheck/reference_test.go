@@ -44,6 +44,8 @@ func TestReferences(t *testing.T) {
 		{"gatekeeper", 21, 22, "apiVersion: constraints.gatekeeper.sh/v1beta1\nkind: K8sAllowedHosts\nspec:\n  match:\n    kinds:\n    - apiGroups: [extensions]\n      kinds: [Ingress]\n", []string{"warning removed spec.match.kinds[0]:6 extensions/v1beta1 Ingress"}},
 		{"gatekeeper, the new group too", 21, 22, "apiVersion: constraints.gatekeeper.sh/v1beta1\nkind: K8sAllowedHosts\nspec:\n  match:\n    kinds:\n    - apiGroups: [extensions, networking.k8s.io]\n      kinds: [Ingress]\n", []string{"info removed spec.match.kinds[0]:6"}},
 		{"audit policy", 21, 22, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- level: None\n  resources: [{group: extensions, resources: [ingresses]}]\n", []string{"info removed rules[0].resources[0]:5"}},
+		{"configuration of webhook admission", 36, 37, "apiVersion: apiserver.config.k8s.io/v1\nkind: WebhookAdmissionConfiguration\nkubeConfigFile: /etc/k.yaml\n", nil},
+		{"configuration of webhook admission, old", 35, 36, "apiVersion: apiserver.config.k8s.io/v1alpha1\nkind: WebhookAdmission\nkubeConfigFile: /etc/k.yaml\n", []string{"error removed :1 apiserver.config.k8s.io/v1alpha1 WebhookAdmission"}},
 		{"encryption", 24, 25, "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets, podsecuritypolicies.policy]\n  providers: [{identity: {}}]\n", []string{"info removed resources[0]:4 policy/v1beta1 PodSecurityPolicy"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
