@@ -65,7 +65,7 @@ func (c *collector) text(og origin, text []byte) {
 		return
 	}
 	split(text, func(p part) bool {
-		if c.fullParse || !c.fast(p.text) {
+		if c.fullParse || isKustomization(og.source.File) || !c.fast(p.text) {
 			c.part(og, p)
 		}
 		return true
@@ -296,6 +296,9 @@ func (c *collector) walk(og origin, line int, n *yaml.Node, path string, inherit
 		apiVersion, kind = inherit.APIVersion(), inherit.Kind
 	} else if apiVersion == "" && inherit.Kind == kind {
 		apiVersion = inherit.APIVersion()
+	}
+	if apiVersion == "" && kind == "" && path == "" && !og.payload && isKustomization(og.source.File) {
+		apiVersion, kind = "kustomize.config.k8s.io/v1beta1", "Kustomization"
 	}
 	if twice(n, "apiVersion") || twice(n, "kind") {
 		c.unread(og.what, at, "apiVersion or kind stands twice in one object")

@@ -49,26 +49,32 @@ func (c *collector) payloads(og origin, o object) {
 			if o.namespace == "kube-system" && kubeadmKeys[o.name][name] {
 				inner.confidence = High
 			}
-			inner.source = c.at(og, o, v, join(o.path, fmt.Sprintf("%s[%q]", key, name)))
-			inner.source.Type = SourcePayload
-			inner.note = strings.TrimPrefix(og.note+"; kept as text in "+o.String(), "; ")
-			if src := og.source; src.Type == SourceStored {
-				inner.source.Object = o.String()
-			}
-			// A block scalar keeps its lines, one below its indicator; anything else is one place.
-			inner.lineOffset = og.lineOffset + o.line + v.Line
-			if v.Style != yaml.LiteralStyle || encoded {
-				inner.lineOffset = inner.source.Line - 1
-			}
-			sub := c.judge.collector()
-			sub.text(inner, []byte(text))
-			if v.Style != yaml.LiteralStyle || encoded {
-				for i := range sub.findings {
-					sub.findings[i].Source.Line = inner.source.Line
-				}
-			}
-			// A value that is no object, or no YAML, is no gap: it is somebody's data.
-			c.findings = append(c.findings, sub.findings...)
+			c.embedded(og, inner, o, v, fmt.Sprintf("%s[%q]", key, name), text, encoded)
 		}
 	}
+}
+
+// embedded judges objects that are kept as text in a scalar of o, at path. What is no object, or no YAML, is no gap: it is
+// somebody's data. encoded says that the text is not as it stands in the file.
+func (c *collector) embedded(og, inner origin, o object, v *yaml.Node, path, text string, encoded bool) {
+	inner.source = c.at(og, o, v, join(o.path, path))
+	inner.source.Type = SourcePayload
+	inner.note = strings.TrimPrefix(og.note+"; kept as text in "+o.String(), "; ")
+	if src := og.source; src.Type == SourceStored {
+		inner.source.Object = o.String()
+	}
+	// A block scalar keeps its lines, one below its indicator; anything else is one place.
+	inner.lineOffset = og.lineOffset + o.line + v.Line
+	oneLine := v.Style != yaml.LiteralStyle || encoded
+	if oneLine {
+		inner.lineOffset = inner.source.Line - 1
+	}
+	sub := c.judge.collector()
+	sub.text(inner, []byte(text))
+	if oneLine {
+		for i := range sub.findings {
+			sub.findings[i].Source.Line = inner.source.Line
+		}
+	}
+	c.findings = append(c.findings, sub.findings...)
 }

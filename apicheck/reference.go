@@ -2,6 +2,7 @@ package apicheck
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -319,10 +320,20 @@ func (c *collector) kyverno(og origin, o object) {
 	}
 }
 
-// kustomize judges the targets of patches, which select by group, version and kind.
+// kustomize judges the targets of patches, which select by group, version and kind, and the patches that are written out. What it
+// takes from elsewhere is unread.
 func (c *collector) kustomize(og origin, o object) {
+	inline := func(v *yaml.Node, path string) {
+		if v = resolve(v); v == nil || v.Kind != yaml.ScalarNode || !strings.Contains(v.Value, "apiVersion") || og.nesting > 0 {
+			return
+		}
+		inner := og
+		inner.payload, inner.nesting = true, og.nesting+1
+		c.embedded(og, inner, o, v, path, v.Value, false)
+	}
 	for _, key := range []string{"patches", "patchesJson6902"} {
 		for i, p := range list(o.node, key) {
+			inline(field(p, "patch"), fmt.Sprintf("%s[%d].patch", key, i))
 			t := field(p, "target")
 			if t == nil || scalar(t, "version") == "" || scalar(t, "kind") == "" {
 				continue
@@ -331,4 +342,35 @@ func (c *collector) kustomize(og origin, o object) {
 			c.reference(og, o, t, fmt.Sprintf("%s[%d].target", key, i), g, Warning, "the patch selects objects of this version")
 		}
 	}
+	for i, p := range list(o.node, "patchesStrategicMerge") {
+		inline(p, fmt.Sprintf("patchesStrategicMerge[%d]", i))
+	}
+	for _, key := range []string{"resources", "bases", "components", "crds"} {
+		for i, r := range list(o.node, key) {
+			if r = resolve(r); r != nil && r.Kind == yaml.ScalarNode && remote(r.Value) {
+				c.unread(og.what, og.lineOffset+o.line+r.Line, "%s[%d] is fetched from %s: scan what kustomize build gives", key, i, short(r.Value))
+			}
+		}
+	}
+	for i, h := range list(o.node, "helmCharts") {
+		if h = resolve(h); h != nil && scalar(h, "repo") != "" {
+			c.unread(og.what, og.lineOffset+o.line+h.Line, "helmCharts[%d] is fetched from %s: scan what kustomize build --enable-helm gives", i, short(scalar(h, "repo")))
+		}
+	}
+}
+
+// remote says whether kustomize fetches a resource: a URL, a repository as Git's scp syntax has it, or a host it knows.
+func remote(resource string) bool {
+	host, _, _ := strings.Cut(resource, "/")
+	return strings.Contains(resource, "://") || strings.HasPrefix(resource, "git@") || strings.Contains(resource, "?ref=") || strings.Contains(resource, "::") ||
+		host == "github.com" || host == "gitlab.com" || host == "bitbucket.org"
+}
+
+// isKustomization says whether a file is one that kustomize takes by its name: apiVersion and kind may be left out there.
+func isKustomization(file string) bool {
+	switch path.Base(file) {
+	case "kustomization.yaml", "kustomization.yml", "Kustomization":
+		return true
+	}
+	return false
 }

@@ -1,6 +1,9 @@
 package apicheck
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -64,6 +67,48 @@ func TestReferences(t *testing.T) {
 			for _, w := range c.want {
 				if !strings.Contains(got, w) {
 					t.Errorf("got %s\nwant %q in it", got, w)
+				}
+			}
+		})
+	}
+}
+
+func TestKustomizations(t *testing.T) {
+	const head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+	for _, c := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"remote resources", head + "resources:\n- deployment.yaml\n- ../base\n- https://github.com/org/repo//deploy?ref=v1\n- github.com/org/repo/deploy\nbases: ['git@github.com:org/repo.git']\n",
+			[]string{"unread 6 resources[2] is fetched from https://github.com/org/repo", "unread 7 resources[3] is fetched", "unread 8 bases[0] is fetched"}},
+		{"without apiVersion and kind", "resources:\n- https://example.com/all.yaml\n", []string{"unread 2 resources[0] is fetched"}},
+		{"a chart from elsewhere", head + "helmCharts:\n- {name: web, repo: 'https://charts.example.com'}\n", []string{"unread 4 helmCharts[0] is fetched"}},
+		{"inline patches", head + "patches:\n- patch: |-\n    apiVersion: batch/v1beta1\n    kind: CronJob\n    metadata: {name: a}\n- patch: |-\n    - {op: remove, path: /metadata/annotations/apiVersion}\npatchesStrategicMerge:\n- \"{apiVersion: policy/v1beta1, kind: PodDisruptionBudget, metadata: {name: p}}\"\n- patch.yaml\n",
+			[]string{"payload 5 batch/v1beta1 CronJob patches[0].patch", "payload 11 policy/v1beta1 PodDisruptionBudget patchesStrategicMerge[0]"}},
+		{"nothing to say", head + "resources: [a.yaml, ./b]\npatches: [{path: p.yaml}]\n", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			name := filepath.Join(t.TempDir(), "kustomization.yaml")
+			if err := os.WriteFile(name, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r, err := Scan(t.Context(), Options{From: minor(24), To: minor(25), Files: []string{name}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, f := range r.Findings {
+				got = append(got, fmt.Sprintf("%s %d %s %s", f.Source.Type, f.Source.Line, f.API(), f.Source.Path))
+			}
+			for _, u := range r.Coverage.Unreadable {
+				got = append(got, fmt.Sprintf("unread %d %s", u.Line, u.Why))
+			}
+			if len(got) != len(c.want) {
+				t.Fatalf("got %q, want %q", got, c.want)
+			}
+			for i, w := range c.want {
+				if !strings.HasPrefix(got[i], w) {
+					t.Errorf("got %q, want %q", got[i], w)
 				}
 			}
 		})
