@@ -677,6 +677,13 @@ func (h *harmlessNames) mentionsGone(j *judge, text []byte) bool {
 			seen[gr] = true
 			h.gone = append(h.gone, [2][]byte{[]byte(k.Group), []byte(k.Resource)})
 		}
+		for i := range j.db.Kinds {
+			g := [2]string{j.db.Kinds[i].Group, "*"}
+			if !seen[g] && gone(j.db.InGroup(g[0]), j.to) {
+				h.gone = append(h.gone, [2][]byte{[]byte(g[0]), []byte(g[1])})
+			}
+			seen[g] = true
+		}
 	})
 	for _, gr := range h.gone {
 		if bytes.Contains(text, gr[1]) && bytes.Contains(text, gr[0]) {

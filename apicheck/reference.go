@@ -129,6 +129,9 @@ func (c *collector) roleRules(og origin, o object) {
 			for _, res := range scalars(r, "resources") {
 				res, _, _ = strings.Cut(res, "/")
 				kinds := c.db.ByResource(g, res)
+				if res == "*" {
+					kinds = c.db.InGroup(g) // of a group that lives on, the rule still grants the rest
+				}
 				if told[[2]string{g, res}] || !gone(kinds, c.to) {
 					continue
 				}
@@ -196,11 +199,18 @@ func (c *collector) admissionRules(og origin, o object, holder *yaml.Node, rules
 		for _, g := range scalars(r, "apiGroups") {
 			for _, res := range scalars(r, "resources") {
 				res, _, _ = strings.Cut(res, "/")
-				for _, k := range c.db.ByResource(g, res) {
+				kinds := c.db.ByResource(g, res)
+				if res == "*" {
+					kinds = c.db.InGroup(g)
+				}
+				for _, k := range kinds {
 					if !slices.Contains(versions, k.Version) {
 						continue
 					}
 					j := c.verdictOf(k.GVK(), false)
+					if res == "*" && j.Verdict == lifecycle.Removed && c.from.Compare(j.RemovedIn) >= 0 {
+						continue // a rule for everything names by chance what is gone already
+					}
 					if j.Verdict != lifecycle.Removed && j.Verdict != lifecycle.PlannedRemoval {
 						continue
 					}
