@@ -255,8 +255,9 @@ func (l *liveCluster) namespacesExist(ctx context.Context, names []string, c *co
 func (l *liveCluster) list(ctx context.Context, o Options, c *collector, r resource) {
 	for _, ns := range namespaces(o, r.namespaced) {
 		sub := c.collector()
+		limit := pageLimit(firstPage)
 		n, err := l.pages(ctx, "objects of "+r.String(), func(ctx context.Context, opts metav1.ListOptions) (string, int, error) {
-			opts.Limit = metadataPage
+			opts.Limit = int64(limit)
 			page, err := l.meta.Resource(r.GroupVersionResource).Namespace(ns).List(ctx, opts)
 			if err != nil {
 				return "", 0, err
@@ -264,11 +265,46 @@ func (l *liveCluster) list(ctx context.Context, o Options, c *collector, r resou
 			for i := range page.Items {
 				sub.stored(r, &page.Items[i])
 			}
+			limit = limit.after(page.Items)
 			return page.Continue, len(page.Items), nil
 		}, func() { sub = c.collector() })
 		c.merge(sub)
 		c.listed(r.String(), ns, "stored objects", n, err)
 	}
+}
+
+// pageLimit is how many objects of a resource are asked for at once. Metadata
+// is small as a rule, and may hold 256 KiB of annotations for each object: it
+// begins low and goes by what the pages weigh.
+type pageLimit int64
+
+const (
+	firstPage = 50
+	leastPage = 10
+	// Below lightPage bytes a page may be larger, above heavyPage the next one is smaller.
+	lightPage = 2 << 20
+	heavyPage = 8 << 20
+)
+
+func (l pageLimit) after(items []metav1.PartialObjectMetadata) pageLimit {
+	weight := 0
+	for i := range items {
+		for k, v := range items[i].Annotations {
+			weight += len(k) + len(v)
+		}
+		for _, m := range items[i].ManagedFields {
+			if m.FieldsV1 != nil {
+				weight += len(m.FieldsV1.Raw)
+			}
+		}
+	}
+	switch {
+	case weight < lightPage:
+		return min(2*l, metadataPage)
+	case weight > heavyPage:
+		return max(l/2, leastPage)
+	}
+	return l
 }
 
 // listed adds what a list gave to the coverage.

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -514,5 +515,31 @@ func TestUnreachableCluster(t *testing.T) {
 	cancel()
 	if _, err := Scan(ctx, Options{To: minor(37), Files: []string{t.TempDir()}}); err == nil {
 		t.Error("no error of a cancelled scan")
+	}
+}
+
+func TestPagesGoByTheirWeight(t *testing.T) {
+	page := func(n, bytes int) []metav1.PartialObjectMetadata {
+		out := make([]metav1.PartialObjectMetadata, n)
+		for i := range out {
+			out[i].Annotations = map[string]string{"a": strings.Repeat("x", bytes)}
+		}
+		return out
+	}
+	l := pageLimit(firstPage)
+	for range 10 {
+		l = l.after(page(int(l), 1000))
+	}
+	if l != metadataPage {
+		t.Errorf("light pages lead to %d objects a page, want %d", l, metadataPage)
+	}
+	for range 10 {
+		l = l.after(page(int(l), 256<<10))
+	}
+	if at := int64(l) * 256 << 10; at > 2*heavyPage {
+		t.Errorf("heavy objects come %d a page, %d MiB", l, at>>20)
+	}
+	if heaviest := firstPage * 256 << 10; heaviest > 16<<20 {
+		t.Errorf("the first page may have %d MiB", heaviest>>20)
 	}
 }

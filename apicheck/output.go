@@ -173,6 +173,7 @@ func plural(n int, what string) string {
 // WriteSARIF writes r as SARIF 2.1.0. What was not read becomes a notification, and the run not successful.
 func (r Report) WriteSARIF(w io.Writer, toolVersion string) error {
 	run := sarif.NewRun(toolVersion)
+	run.Properties = map[string]string{"lifecycleDate": r.Database.Date.Format("2006-01-02"), "newestObservedMinor": r.Database.Newest.String(), "verdict": string(r.Verdict)}
 	add := func(f Finding, suppressions []sarif.Suppression) {
 		text := f.Message
 		if f.Remedy != "" {
@@ -248,6 +249,7 @@ func (r Report) WriteJUnit(w io.Writer) error {
 		suite("api " + string(f.Source.Type)).Add(c)
 	}
 	cover := suite("api coverage")
+	cover.Add(junit.Case{Name: r.databaseLine(), ClassName: "lifecycle data"})
 	for _, c := range r.Coverage.Read {
 		cover.Add(junit.Case{Name: fmt.Sprintf("%d × %s", c.Count, c.What), ClassName: c.Why})
 	}

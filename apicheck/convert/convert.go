@@ -90,6 +90,17 @@ func Text(o Options, text []byte) Result {
 		res.Gaps = append(res.Gaps, Gap{0, "binary, not text"})
 		return res
 	}
+	// A mark of byte order is no part of the first document, whose columns it would move.
+	const mark = "\ufeff"
+	if rest, marked := bytes.CutPrefix(text, []byte(mark)); marked {
+		inner := Text(o, rest)
+		if len(inner.Changes) > 0 {
+			inner.Text = append([]byte(mark), inner.Text...)
+		} else {
+			inner.Text = text
+		}
+		return inner
+	}
 	var out []byte
 	last, changed := 0, false
 	yamltext.Split(text, func(p yamltext.Part) bool {
@@ -156,7 +167,7 @@ func (d *document) convert() []byte {
 	if d.want, err = yamltext.Parse(d.text); err != nil {
 		return nil
 	}
-	changes, kept := len(d.res.Changes), len(d.res.Kept)
+	changes := len(d.res.Changes)
 	d.walk(root, d.want, "", lifecycle.GVK{}, 0)
 	if d.dropped {
 		return []byte{}
@@ -171,7 +182,6 @@ func (d *document) convert() []byte {
 	if err != nil {
 		// All or nothing for a document: what the edits give is not what was meant.
 		failed := d.res.Changes[changes:]
-		d.res.Kept = d.res.Kept[:kept]
 		for _, c := range failed {
 			d.res.Kept = append(d.res.Kept, Kept{Line: c.Line, Path: c.Path, Namespace: c.Namespace, Name: c.Name, GVK: c.From, Why: err.Error()})
 		}

@@ -236,3 +236,48 @@ func FuzzText(f *testing.F) {
 		}
 	})
 }
+
+func TestMarkOfByteOrder(t *testing.T) {
+	const mark = "\ufeff"
+	from := mark + "apiVersion: batch/v1beta1\nkind: CronJob\nmetadata: {name: a}\n"
+	got := Text(options(t, 24, 25), []byte(from))
+	if want := strings.Replace(from, "batch/v1beta1", "batch/v1", 1); string(got.Text) != want {
+		t.Errorf("got %q, want %q (%+v, %+v)", got.Text, want, got.Kept, got.Gaps)
+	}
+	again := Text(options(t, 24, 25), got.Text)
+	if string(again.Text) != string(got.Text) || len(again.Changes) > 0 {
+		t.Errorf("again: %q", again.Text)
+	}
+}
+
+// Comments stay where they are in the text, however many keys move away from under them.
+func TestCommentsOfMovedKeysAreThereOnce(t *testing.T) {
+	const from = `apiVersion: apiextensions.k8s.io/v1beta1
+kind: CustomResourceDefinition
+metadata:
+  name: widgets.example.com
+spec:
+  group: example.com
+  names: {plural: widgets, kind: Widget}
+  # about the version
+  version: v1
+  # about the fields
+  validation:
+    openAPIV3Schema:
+      type: object
+  # about the status
+  subresources:
+    status: {}
+  # about the scope
+  scope: Namespaced
+`
+	got := Text(options(t, 21, 22), []byte(from))
+	if len(got.Changes) != 1 {
+		t.Fatalf("%+v %+v %+v", got.Changes, got.Kept, got.Gaps)
+	}
+	for _, c := range []string{"# about the version", "# about the fields", "# about the status", "# about the scope"} {
+		if n := strings.Count(string(got.Text), c); n != 1 {
+			t.Errorf("%q is there %d times:\n%s", c, n, got.Text)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package convert
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -415,7 +416,9 @@ func crd(obj *yaml.Node) ([]string, error) {
 		if schema == nil {
 			schema = mapping("openAPIV3Schema", mapping("type", "object"))
 			set(v, "schema", schema)
-			notes = append(notes, "a schema is required: one that takes anything is written")
+			if anything := "a schema is required: one that takes anything is written"; !slices.Contains(notes, anything) {
+				notes = append(notes, anything)
+			}
 		}
 		root := own(schema, "openAPIV3Schema")
 		if !isMap(root) {
@@ -427,7 +430,10 @@ func crd(obj *yaml.Node) ([]string, error) {
 		}
 		if open && own(root, "x-kubernetes-preserve-unknown-fields") == nil {
 			set(root, "x-kubernetes-preserve-unknown-fields", boolean(true))
-			notes = []string{"unknown fields were kept by default, so the schema says so now; every other level of it must be structural (types given) to be accepted"}
+			const kept = "unknown fields were kept by default, so the schema says so now; every other level of it must be structural (types given) to be accepted"
+			if !slices.Contains(notes, kept) { // once, for all versions
+				notes = append(notes, kept)
+			}
 		}
 		if own(v, "subresources") == nil && subresources != nil {
 			set(v, "subresources", deepCopy(subresources))

@@ -332,6 +332,19 @@ func (d *document) diffMapping(n, w *yaml.Node) error {
 			delete(after, k)
 		}
 	}
+	// The comment above a key that goes stays in the text: whatever moved must not bring it along.
+	for o := 0; o+1 < len(n.Content); o += 2 {
+		if kept[o] {
+			continue
+		}
+		for _, moved := range []map[int][]*yaml.Node{after, instead} {
+			for _, entries := range moved {
+				for _, e := range entries {
+					dropComment(e, n.Content[o].HeadComment)
+				}
+			}
+		}
+	}
 	for o := 0; o+1 < len(n.Content); o += 2 {
 		start, err := d.offset(n.Content[o])
 		if err != nil {
@@ -352,10 +365,6 @@ func (d *document) diffMapping(n, w *yaml.Node) error {
 				return err
 			}
 		case len(instead[o]) > 0:
-			// The comment above what goes stays in the text: what moved must not bring it along.
-			for _, e := range instead[o] {
-				dropComment(e, n.Content[o].HeadComment)
-			}
 			text, err := entryText(instead[o], col)
 			if err != nil {
 				return err

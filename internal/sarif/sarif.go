@@ -32,6 +32,8 @@ type Run struct {
 	Invocations []Invocation `json:"invocations"`
 	Results     []Result     `json:"results"`
 	ColumnKind  string       `json:"columnKind"`
+	// Properties is the format's property bag: what the tool wants to say of the whole run.
+	Properties map[string]string `json:"properties,omitempty"`
 }
 
 // Tool is what made the results.
