@@ -46,9 +46,10 @@ const MaxOutput = 16 << 20
 type Host interface {
 	// Name is how people call the machine: its node name.
 	Name() string
-	// Run runs a program to its end. A context that ends kills it.
+	// Run runs a program to its end and its output to the output's end, for as long as a writer takes or a child of it goes on
+	// writing. Output that does not end is a *LostError that wraps ErrOutputIncomplete. A context that ends kills the program.
 	Run(ctx context.Context, c Cmd) (Result, error)
-	// ReadFile reads a whole file; a missing one gives an error that wraps fs.ErrNotExist.
+	// ReadFile reads a whole file and never gives a part for it; a missing one gives an error that wraps fs.ErrNotExist.
 	ReadFile(ctx context.Context, path string) ([]byte, error)
 	// WriteFile replaces a file atomically and durably (temporary file, fsync, rename),
 	// making missing parent directories with mode 0755.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -50,7 +51,6 @@ func (l *local) Run(ctx context.Context, c Cmd) (Result, error) {
 		cmd.Env = append(os.Environ(), c.Env...)
 	}
 	out := newOutputs(c, MaxOutput)
-	cmd.Stdout, cmd.Stderr = &out.stdout, &out.stderr
 	var input *watchedInput
 	var feed io.WriteCloser
 	if c.Stdin != nil {
@@ -70,10 +70,18 @@ func (l *local) Run(ctx context.Context, c Cmd) (Result, error) {
 		}
 		return err
 	}
-	cmd.WaitDelay = drainGrace
+	cmd.WaitDelay = killGrace + time.Second
 
+	// Pipes of its own: what exec copies itself it drops after a fixed time.
+	streams, err := newPipes(cmd)
+	if err != nil {
+		return notStarted(err)
+	}
 	start := time.Now()
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	streams.started()
+	if err != nil {
+		streams.stop()
 		switch {
 		case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
 			err = noSuchProgram(127)
@@ -92,11 +100,21 @@ func (l *local) Run(ctx context.Context, c Cmd) (Result, error) {
 			}
 		}()
 	}
-	err := cmd.Wait()
+	ended := streams.copy(out)
+	err = cmd.Wait()
 	if kill != nil && kill.Stop() {
 		// The leader is gone, what it left behind in its group goes too.
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	}
+	rest := ctx
+	if ctx.Err() != nil || run.Err() != nil {
+		// What was killed may have had last words.
+		var stop context.CancelFunc
+		rest, stop = context.WithTimeout(context.WithoutCancel(ctx), drainGrace)
+		defer stop()
+	}
+	cut := out.drain(rest, ended)
+	streams.stop()
 	res, outErr := out.close(start)
 	state := cmd.ProcessState
 	if run.Err() != nil && (err != nil || input.failed()) {
@@ -107,11 +125,53 @@ func (l *local) Run(ctx context.Context, c Cmd) (Result, error) {
 		return res, &LostError{Host: l.name, Argv: c.shown(), Err: err}
 	case !state.Success():
 		return res, &ExitError{Host: l.name, Argv: c.shown(), Code: exitCode(state), Stdout: res.Stdout, Stderr: res.Stderr}
+	case cut != nil:
+		return res, &LostError{Host: l.name, Argv: c.shown(), Err: cut}
 	case outErr != nil:
 		return res, fmt.Errorf("%s: %s: pass on its output: %w", l.name, c.Argv[0], outErr)
 	}
-	// exec.ErrWaitDelay is left: it exited with 0 and a child of it still holds the streams.
 	return res, nil
+}
+
+// pipes are the two output streams of a program.
+type pipes struct{ outR, outW, errR, errW *os.File }
+
+func newPipes(cmd *exec.Cmd) (*pipes, error) {
+	var p pipes
+	var err error
+	if p.outR, p.outW, err = os.Pipe(); err != nil {
+		return nil, err
+	}
+	if p.errR, p.errW, err = os.Pipe(); err != nil {
+		return nil, errors.Join(err, p.outR.Close(), p.outW.Close())
+	}
+	cmd.Stdout, cmd.Stderr = p.outW, p.errW
+	return &p, nil
+}
+
+// started gives up the ends that are the program's.
+func (p *pipes) started() {
+	_ = p.outW.Close()
+	_ = p.errW.Close()
+}
+
+// stop ends the copying.
+func (p *pipes) stop() {
+	_ = p.outR.Close()
+	_ = p.errR.Close()
+}
+
+// copy passes on both streams; the channel is closed when both have ended.
+func (p *pipes) copy(out *outputs) <-chan struct{} {
+	ended := make(chan struct{})
+	var both sync.WaitGroup
+	both.Go(func() { copyAll(out.watched(&out.stdout), p.outR) })
+	both.Go(func() { copyAll(out.watched(&out.stderr), p.errR) })
+	go func() {
+		both.Wait()
+		close(ended)
+	}()
+	return ended
 }
 
 // noSuchProgram is the reason of a NotStartedError for the exit codes that shells

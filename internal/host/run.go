@@ -10,14 +10,15 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
 	// killGrace is what a program gets between SIGTERM and SIGKILL when its context ends.
 	killGrace = 2 * time.Second
-	// drainGrace is how long output is still read after a program exited: a background child
-	// that inherited the streams must not keep Run from returning.
+	// drainGrace is how long output may be silent after a program exited before it counts as cut off: a background
+	// child that inherited the streams must not keep Run from returning.
 	drainGrace = 3 * time.Second
 )
 
@@ -97,6 +98,57 @@ type outputs struct {
 	done bool       // the run has returned: the caller's writers are no longer ours
 
 	stdout, stderr stream
+
+	// busy counts writes under way; moved is when the last one ended, in Unix nanoseconds.
+	busy, moved atomic.Int64
+}
+
+// ErrOutputIncomplete is in the *LostError of a program that exited with 0 while its output had not come to its end: a
+// child of it holds the streams and was silent for some seconds, or the connection broke. What Result holds may be a part.
+var ErrOutputIncomplete = errors.New("the program ended but its output did not: there may be more of it")
+
+// watched notes when bytes come, and that w is at work on them.
+func (o *outputs) watched(w io.Writer) io.Writer { return watchedOutput{o, w} }
+
+type watchedOutput struct {
+	o *outputs
+	w io.Writer
+}
+
+func (w watchedOutput) Write(p []byte) (int, error) {
+	w.o.busy.Add(1)
+	defer func() {
+		w.o.moved.Store(time.Now().UnixNano())
+		w.o.busy.Add(-1)
+	}()
+	return w.w.Write(p)
+}
+
+// drain waits, after the program's end, until both streams have ended or nothing came for drainGrace. The time that the caller's
+// writers take does not count.
+func (o *outputs) drain(ctx context.Context, ended <-chan struct{}) error {
+	last := time.Now()
+	t := time.NewTimer(drainGrace)
+	defer t.Stop()
+	for {
+		select {
+		case <-ended:
+			return nil
+		case <-ctx.Done():
+			return errors.Join(ErrOutputIncomplete, ctx.Err())
+		case <-t.C:
+		}
+		if o.busy.Load() > 0 {
+			last = time.Now()
+		} else if m := time.Unix(0, o.moved.Load()); m.After(last) {
+			last = m
+		}
+		left := drainGrace - time.Since(last)
+		if left <= 0 {
+			return ErrOutputIncomplete
+		}
+		t.Reset(left)
+	}
 }
 
 type stream struct {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -96,6 +97,22 @@ type sshConn struct {
 	*ssh.Client
 	dead chan struct{} // closed when the connection has ended
 	err  error         // why; set before dead is closed
+
+	broken *atomic.Bool // set before any stream of a lost connection ends
+}
+
+// breakable notes that reading failed, which the SSH library tells nobody before it has ended all streams.
+type breakable struct {
+	net.Conn
+	broken *atomic.Bool
+}
+
+func (b breakable) Read(p []byte) (int, error) {
+	n, err := b.Conn.Read(p)
+	if err != nil {
+		b.broken.Store(true)
+	}
+	return n, err
 }
 
 func (c *sshConn) alive() bool {
@@ -240,6 +257,7 @@ func (h *sshHost) dial(ctx context.Context) (*sshConn, error) {
 
 	var keyErr error
 	keyGood := false
+	broken := new(atomic.Bool)
 	cfg := &ssh.ClientConfig{
 		User: h.cfg.User,
 		Auth: []ssh.AuthMethod{ssh.PublicKeysCallback(auth)},
@@ -253,7 +271,7 @@ func (h *sshHost) dial(ctx context.Context) (*sshConn, error) {
 	}
 	// The handshake knows no context; closing the connection ends it.
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
-	c, chans, reqs, err := ssh.NewClientConn(raw, h.cfg.Address, cfg)
+	c, chans, reqs, err := ssh.NewClientConn(breakable{raw, broken}, h.cfg.Address, cfg)
 	if !stop() && err == nil {
 		err = c.Close()
 	}
@@ -271,7 +289,7 @@ func (h *sshHost) dial(ctx context.Context) (*sshConn, error) {
 	case err != nil:
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	conn := &sshConn{Client: ssh.NewClient(c, chans, reqs), dead: make(chan struct{})}
+	conn := &sshConn{Client: ssh.NewClient(c, chans, reqs), dead: make(chan struct{}), broken: broken}
 	go func() {
 		conn.err = conn.Wait()
 		close(conn.dead)

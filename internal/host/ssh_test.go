@@ -238,6 +238,44 @@ func TestSSHAgent(t *testing.T) {
 	wantWords(t, wantNotStarted(t, err), "SSH_AUTH_SOCK")
 }
 
+// A file that came in part must not pass for a whole one, also when the exit status came before its end.
+func TestSSHNeverReadsAPart(t *testing.T) {
+	t.Parallel()
+	for name, drop := range map[string]bool{"silent": false, "connection lost": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := hosttest.NewSSHServer(t)
+			dir := t.TempDir()
+			for file, text := range map[string]string{
+				"cat":  "#!/bin/sh\nprintf half\ntouch " + dir + "/began\n{ sleep 20; printf rest; } &\nexit 0\n",
+				"data": "halfrest",
+			} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o755); err != nil { //nolint:gosec // it is a program
+					t.Fatal(err)
+				}
+			}
+			s.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
+			h := s.Dial()
+			if drop {
+				go func() {
+					for {
+						if _, err := os.Stat(filepath.Join(dir, "began")); err == nil || t.Context().Err() != nil {
+							break
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+					time.Sleep(time.Second)
+					s.DropAll()
+				}()
+			}
+			b, err := h.ReadFile(t.Context(), filepath.Join(dir, "data"))
+			if e := (*host.LostError)(nil); !errors.As(err, &e) || b != nil {
+				t.Errorf("read %q, %v, want a LostError", b, err)
+			}
+		})
+	}
+}
+
 func TestSSHDrops(t *testing.T) {
 	t.Parallel()
 	t.Run("while a program runs: its end is unknown", func(t *testing.T) {

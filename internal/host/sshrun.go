@@ -102,7 +102,7 @@ func (h *sshHost) run(ctx context.Context, c Cmd, shown []string, keep int) (Res
 	defer s.close()
 	s.feed(work(c), mark, c.Stdin)
 
-	ended, err := s.wait(ctx, conn.dead)
+	ended, err := s.wait(ctx)
 	if err != nil {
 		h.kill(conn, s)
 		// What is still to come (a trap's last words) belongs to the output.
@@ -112,6 +112,7 @@ func (h *sshHost) run(ctx context.Context, c Cmd, shown []string, keep int) (Res
 		}
 		return res, &LostError{Host: h.cfg.Name, Argv: shown, Err: err}
 	}
+	cut := s.drain(ctx, conn)
 	res, outErr := s.out.close(start)
 	state, code := s.began()
 	switch {
@@ -126,6 +127,8 @@ func (h *sshHost) run(ctx context.Context, c Cmd, shown []string, keep int) (Res
 		return res, &LostError{Host: h.cfg.Name, Argv: shown, Err: h.lost(conn)}
 	case ended.code != 0:
 		return res, &ExitError{Host: h.cfg.Name, Argv: shown, Code: ended.code, Stdout: res.Stdout, Stderr: res.Stderr}
+	case cut != nil:
+		return res, &LostError{Host: h.cfg.Name, Argv: shown, Err: cut}
 	case outErr != nil:
 		return res, fmt.Errorf("%s: %s: pass on its output: %w", h.cfg.Name, shown[0], outErr)
 	}
@@ -256,8 +259,8 @@ func newSession(ch ssh.Channel, reqs <-chan *ssh.Request, mark string, out *outp
 	s.stderr = &markedWriter{mark: mark, next: &out.stderr, found: func() { close(s.spoke) }}
 	stdout := &markedWriter{mark: mark, next: &out.stdout}
 	var streams sync.WaitGroup
-	streams.Go(func() { copyAll(stdout, ch) })
-	streams.Go(func() { copyAll(s.stderr, ch.Stderr()) })
+	streams.Go(func() { copyAll(out.watched(stdout), ch) })
+	streams.Go(func() { copyAll(out.watched(s.stderr), ch.Stderr()) })
 	go func() {
 		streams.Wait()
 		close(s.quiet)
@@ -315,32 +318,35 @@ func (s *session) mayHaveStarted() bool {
 	return !s.fate.CompareAndSwap(fateOpen, fateGivenUp) && s.fate.Load() == fateSent
 }
 
-// wait returns when the program has ended and its output is there, or with the reason to give up on it.
-func (s *session) wait(ctx context.Context, dead <-chan struct{}) (exited, error) {
-	var e exited
+// wait returns when the program has ended, or with the reason to give up on it.
+func (s *session) wait(ctx context.Context) (exited, error) {
 	select {
-	case e = <-s.exit:
+	case e := <-s.exit:
+		return e, nil
 	case err := <-s.input:
-		return e, &inputError{err}
+		return exited{}, &inputError{err}
 	case <-ctx.Done():
-		return e, ctx.Err()
+		return exited{}, ctx.Err()
 	case <-s.over:
-		select {
-		case e = <-s.exit:
-		default:
-			// No status will come; what was read until now is all there is.
-		}
 	}
-	t := time.NewTimer(drainGrace)
-	defer t.Stop()
 	select {
-	case <-s.quiet:
-	case <-dead:
-		<-s.quiet
-	case <-t.C:
-	case <-ctx.Done():
+	case e := <-s.exit:
+		return e, nil
+	default:
+		return exited{}, nil // no status will come; what was read until now is all there is
 	}
-	return e, nil
+}
+
+// drain waits for the end of the output. A connection that breaks ends the streams like the machine does: what is there
+// then may be a part.
+func (s *session) drain(ctx context.Context, conn *sshConn) error {
+	if err := s.out.drain(ctx, s.quiet); err != nil {
+		return err
+	}
+	if conn.broken.Load() || !conn.alive() {
+		return fmt.Errorf("%w: the connection was lost", ErrOutputIncomplete)
+	}
+	return nil
 }
 
 type wrapperState int

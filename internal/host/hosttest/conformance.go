@@ -159,8 +159,39 @@ func conformRun(t *testing.T, h host.Host) {
 	t.Run("a background child does not hold it", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if _, err := h.Run(ctx, sh("sleep 25 & exit 0")); err != nil {
-			t.Error(err)
+		res, err := h.Run(ctx, sh("echo told; sleep 25 & exit 0"))
+		if e := (*host.LostError)(nil); !errors.As(err, &e) || !errors.Is(err, host.ErrOutputIncomplete) || ctx.Err() != nil {
+			t.Errorf("got %v, want a LostError that wraps ErrOutputIncomplete", err)
+		}
+		if string(res.Stdout) != "told\n" {
+			t.Errorf("got %q", res.Stdout)
+		}
+		// A code says more than that.
+		_, err = h.Run(ctx, sh("sleep 25 & exit 3"))
+		if e := (*host.ExitError)(nil); !errors.As(err, &e) || e.Code != 3 {
+			t.Errorf("got %v, want exit code 3", err)
+		}
+	})
+	t.Run("output that comes after the end is waited for", func(t *testing.T) {
+		res, err := h.Run(t.Context(), sh("for i in 1 2 3 4 5; do sleep 1; echo $i; done & exit 0"))
+		if err != nil || string(res.Stdout) != "1\n2\n3\n4\n5\n" {
+			t.Errorf("got %q, %v", res.Stdout, err)
+		}
+	})
+	t.Run("a slow writer loses nothing", func(t *testing.T) {
+		const size = 60000 // below what a pipe holds: the program ends while the writer is at its beginning
+		var got int
+		c := sh(fmt.Sprintf("head -c %d /dev/zero; sleep 0.5; head -c 1000 /dev/zero", size))
+		c.Stdout = writerFunc(func(p []byte) (int, error) {
+			if got == 0 {
+				time.Sleep(5 * time.Second)
+			}
+			got += len(p)
+			return len(p), nil
+		})
+		res, err := h.Run(t.Context(), c)
+		if err != nil || got != size+1000 || len(res.Stdout) != got {
+			t.Errorf("got %d bytes, kept %d, want %d: %v", got, len(res.Stdout), size+1000, err)
 		}
 	})
 	t.Run("keeps the last bytes of much output", func(t *testing.T) {
