@@ -21,6 +21,7 @@ import (
 	"github.com/belayops/belay/internal/event"
 	"github.com/belayops/belay/internal/host"
 	"github.com/belayops/belay/internal/journal"
+	"github.com/belayops/belay/internal/kubeadm"
 	"github.com/belayops/belay/internal/kubeversion"
 	"github.com/belayops/belay/plan"
 )
@@ -780,6 +781,34 @@ func TestDrainNamesTheBudgetThatHolds(t *testing.T) {
 	var stopped *StoppedError
 	if !errors.As(err, &stopped) || !strings.HasPrefix(stopped.Step, "drain@") || !strings.Contains(err.Error(), "PodDisruptionBudget shop/tight allows no disruption (2 healthy, 2 wanted)") {
 		t.Errorf("got %v, want the drain to stop and name the budget", err)
+	}
+}
+
+// What a step replaces is kept under names that do not meet: there are two files called kubelet beside the program.
+func TestKubeletStepKeepsAllThatItReplaces(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	m := w.machines["w1"]
+	was := map[string]string{kubeadm.KubeletFlagsEnv: string(m.files[kubeadm.KubeletFlagsEnv])}
+	for _, file := range []string{kubeadm.KubeletDefaultsEnv, kubeadm.KubeletSysconfigEnv} {
+		was[file] = "KUBELET_EXTRA_ARGS=\"--v=2 --pod-infra-container-image=" + file + "\"\n"
+		m.files[file] = []byte(was[file])
+	}
+	dir := quickDir(t)
+	if _, err := Apply(t.Context(), w.env(), w.plan(t), options(dir)); err != nil {
+		t.Fatal(err)
+	}
+	run, err := OpenRun(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := "/var/lib/belay/" + run.ID
+	if got := string(m.files[of+"/kubelet"]); got != "kubelet v1.36.3" {
+		t.Errorf("kept as the kubelet: %q", got)
+	}
+	for file, text := range was {
+		if got := string(m.files[of+"/files"+file]); got != text {
+			t.Errorf("kept of %s: %q, was %q", file, got, text)
+		}
 	}
 }
 

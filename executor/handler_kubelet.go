@@ -230,7 +230,8 @@ func (h kubelet) stripFlags(ctx context.Context, s plan.Step, m host.Host) error
 			continue
 		}
 		h.say(s, "taking %s out of %s", strings.Join(gone, ", "), file)
-		if err := m.WriteFile(ctx, path.Join(kept, h.run, path.Base(file)), b, 0o600); err != nil {
+		// By its whole path: two of the files have one name, which is also that of the kubelet that keep puts there.
+		if err := m.WriteFile(ctx, path.Join(kept, h.run, "files", file), b, 0o600); err != nil {
 			return err
 		}
 		mode, err := fileMode(ctx, m, file)
