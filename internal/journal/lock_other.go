@@ -7,6 +7,8 @@ import (
 	"os"
 )
 
-func lock(*os.File) (bool, error) {
-	return false, errors.New("this system has no flock: run belay on Linux or macOS")
-}
+var errNoLock = errors.New("this system has no flock: run belay on Linux or macOS")
+
+func lock(*os.File) (bool, error) { return false, errNoLock }
+
+func lockShared(*os.File) (bool, error) { return false, errNoLock }

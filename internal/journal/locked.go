@@ -26,7 +26,8 @@ func Locked(path string) (owner Owner, locked bool, err error) {
 	if err != nil {
 		return Owner{}, false, fmt.Errorf("journal: %w", err)
 	}
-	free, err := lock(f)
+	// Shared: of two that look neither takes the other for a process at work.
+	free, err := lockShared(f)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return Owner{}, false, fmt.Errorf("journal %s: lock: %w", path, err)
 	}

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 )
@@ -19,6 +20,20 @@ func TestLockedOnlyLooks(t *testing.T) {
 	}
 	if _, locked, err := Locked(path); err != nil || locked {
 		t.Errorf("closed: %v %v", locked, err)
+	}
+	// Another that looks is no process at work.
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := lockShared(f); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if _, locked, err := Locked(path); err != nil || locked {
+		t.Errorf("while another looks: %v %v", locked, err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
 	}
 	// Looking does not take it over.
 	if _, records, err := Read(path); err != nil || len(records) != 0 {
