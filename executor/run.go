@@ -159,7 +159,7 @@ func (e *Env) otherBundles(p *plan.Plan) (diff []string, err error) {
 		switch b := e.Bundles[ref.Version]; {
 		case b == nil:
 			return nil, noBundle(ref.Version)
-		case b.Digest() != ref.Digest:
+		case !b.Is(ref.Digest):
 			diff = append(diff, fmt.Sprintf("bundle %s was %s, is %s", ref.Version.Bare(), cluster.ShortDigest(ref.Digest), cluster.ShortDigest(b.Digest())))
 		}
 	}

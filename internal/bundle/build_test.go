@@ -307,6 +307,13 @@ func TestBuildRenewsTheSample(t *testing.T) {
 		t.Fatalf("without go: %v", err)
 	}
 	fail = nil
+	data, err := os.ReadFile(filepath.Join(first.Dir(), manifestName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !first.Is(first.Digest()) || !first.Is(digestOf(data)) || first.Is(digestOf(nil)) {
+		t.Error("a bundle does not know itself")
+	}
 	kept, err := os.Stat(filepath.Join(first.Dir(), "bin", "kubelet"))
 	if err != nil {
 		t.Fatal(err)
@@ -319,7 +326,11 @@ func TestBuildRenewsTheSample(t *testing.T) {
 		if err := b.Verify(t.Context(), nil); err != nil {
 			t.Error(err)
 		}
-		if b.Digest() == first.Digest() || sampleFile(b).Ref != sampleRef() || len(b.manifest.Files) != len(first.manifest.Files) {
+		// A plan that was begun with the bundle goes on with it.
+		if b.Digest() != first.Digest() || !b.Is(first.Digest()) {
+			t.Errorf("digest %s was %s", b.Digest(), first.Digest())
+		}
+		if sampleFile(b).Ref != sampleRef() || len(b.manifest.Files) != len(first.manifest.Files) {
 			t.Errorf("files %+v", b.manifest.Files)
 		}
 	}

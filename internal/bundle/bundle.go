@@ -38,6 +38,7 @@ type Bundle struct {
 	dir      string
 	manifest Manifest
 	digest   string
+	sum      string // of the manifest's bytes, as digest was before it left the sample out
 }
 
 // Image is one OCI image archive of a bundle.
@@ -101,8 +102,16 @@ func Open(dir string) (*Bundle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open bundle %s: %w", dir, err)
 	}
+	essence, err := m.withoutSample().Encode()
+	if err != nil {
+		return nil, fmt.Errorf("open bundle %s: %w", dir, err)
+	}
+	return &Bundle{dir: abs, manifest: m, digest: digestOf(essence), sum: digestOf(data)}, nil
+}
+
+func digestOf(data []byte) string {
 	sum := sha256.Sum256(data)
-	return &Bundle{dir: abs, manifest: m, digest: "sha256:" + hex.EncodeToString(sum[:])}, nil
+	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
 // Find opens the bundle of one version below root; "" is DefaultRoot, and an
@@ -211,8 +220,12 @@ func (b *Bundle) Dir() string { return b.dir }
 // Manifest is what the bundle says of itself. The caller must not change it.
 func (b *Bundle) Manifest() Manifest { return b.manifest }
 
-// Digest is "sha256:" and the sum of the manifest, which holds the sums of all files: it names the content.
+// Digest is "sha256:" and the sum of the manifest without belay's own sample: the manifest holds the sums of all files, so it names
+// the content. The sample goes to no cluster that is upgraded, and another belay replaces it in a bundle that a run may be in the middle of.
 func (b *Bundle) Digest() string { return b.digest }
+
+// Is says whether digest names this content. The sum of the manifest with the sample does so too: it is in plans of earlier versions of belay.
+func (b *Bundle) Is(digest string) bool { return digest == b.digest || digest == b.sum }
 
 // Version is the Kubernetes version that the bundle is for.
 func (b *Bundle) Version() kubeversion.V { return b.manifest.Kubernetes }

@@ -121,6 +121,22 @@ func (m Manifest) Encode() ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
+// withoutSample is the manifest of the same bundle without belay's own sample.
+func (m Manifest) withoutSample() Manifest {
+	samples := map[string]bool{}
+	others := map[string]bool{}
+	for _, f := range m.Files {
+		if f.Role == RoleSample {
+			samples[f.Component] = true
+		} else {
+			others[f.Component] = true
+		}
+	}
+	m.Files = slices.DeleteFunc(slices.Clone(m.Files), func(f File) bool { return f.Role == RoleSample })
+	m.Components = slices.DeleteFunc(slices.Clone(m.Components), func(c Component) bool { return samples[c.Name] && !others[c.Name] })
+	return m
+}
+
 func (m Manifest) validate() error {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
