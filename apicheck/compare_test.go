@@ -21,7 +21,7 @@ func TestComparison(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := regexp.MustCompile("belay api scan --from (\\S+) --to (\\S+) -f apicheck/testdata/compare/").FindSubmatch(readme)
+	command := regexp.MustCompile(`belay api scan --from (\S+) --to (\S+) -f apicheck/testdata/compare/`).FindSubmatch(readme)
 	if command == nil {
 		t.Fatal("the README does not say how to reproduce its comparison")
 	}
