@@ -294,7 +294,7 @@ func (l pageLimit) after(items []metav1.PartialObjectMetadata) pageLimit {
 		}
 		for _, m := range items[i].ManagedFields {
 			if m.FieldsV1 != nil {
-				weight += len(m.FieldsV1.Raw)
+				weight += len(m.FieldsV1.GetRawBytes())
 			}
 		}
 	}
