@@ -19,7 +19,8 @@ type HostKeyError struct {
 	Address string
 	// File is where the key was looked for; empty when the keys were given directly.
 	File string
-	// KeyType and Fingerprint (SHA256:...) describe the key offered.
+	// KeyType and Fingerprint (SHA256:...) describe the key offered. Fingerprint is empty when the machine has no key of a kind on
+	// record: it then shows none, and KeyType lists what it would sign with.
 	KeyType, Fingerprint string
 	// Known are the keys on record as "type fingerprint (file:line)"; empty for a machine without any.
 	Known []string
@@ -36,6 +37,9 @@ func (e *HostKeyError) Error() string {
 		host, port = e.Address, "22"
 	}
 	offered := e.KeyType + " " + e.Fingerprint
+	if e.Fingerprint == "" {
+		offered = "only keys for " + e.KeyType
+	}
 	verify := "compare it on the machine's own console: ssh-keygen -lf /etc/ssh/ssh_host_" + hostKeyFile(e.KeyType) + "_key.pub"
 	switch {
 	case e.Revoked:
@@ -64,21 +68,36 @@ func hostKeyFile(keyType string) string {
 
 func describeKey(k ssh.PublicKey) string { return k.Type() + " " + ssh.FingerprintSHA256(k) }
 
-// hostKeyCheck gives the check and the algorithms to ask the server for. Those matter: a server with several keys offers
-// the one that the client likes best, and that need not be the one on record.
-func (h *sshHost) hostKeyCheck() (ssh.HostKeyCallback, []string, error) {
+// keyOfAnotherKind makes a HostKeyError of err where the server has no key for any of the algorithms on record, which the handshake finds
+// before there is a key to check: the key changed as surely as if it were another of the same kind.
+func (h *sshHost) keyOfAnotherKind(known []string, err error) error {
+	e := (*ssh.AlgorithmNegotiationError)(nil)
+	if len(known) == 0 || !errors.As(err, &e) || e.What != "host key" {
+		return err
+	}
+	file := h.cfg.KnownHostsFile
 	if len(h.cfg.HostKeys) > 0 {
+		file = ""
+	}
+	return &HostKeyError{Address: h.cfg.Address, File: file, KeyType: strings.Join(e.RequestedAlgorithms, ", "), Known: known}
+}
+
+// hostKeyCheck gives the check, the keys on record in words, and the algorithms to ask the server for. Those matter: a server with several keys offers
+// the one that the client likes best, and that need not be the one on record.
+func (h *sshHost) hostKeyCheck() (check ssh.HostKeyCallback, known, algorithms []string, err error) {
+	if len(h.cfg.HostKeys) > 0 {
+		for _, k := range h.cfg.HostKeys {
+			known = append(known, describeKey(k))
+		}
 		check := func(_ string, _ net.Addr, key ssh.PublicKey) error {
-			e := &HostKeyError{Address: h.cfg.Address, KeyType: key.Type(), Fingerprint: ssh.FingerprintSHA256(key)}
 			for _, k := range h.cfg.HostKeys {
 				if bytes.Equal(k.Marshal(), key.Marshal()) {
 					return nil
 				}
-				e.Known = append(e.Known, describeKey(k))
 			}
-			return e
+			return &HostKeyError{Address: h.cfg.Address, KeyType: key.Type(), Fingerprint: ssh.FingerprintSHA256(key), Known: known}
 		}
-		return check, hostKeyAlgorithms(h.cfg.HostKeys), nil
+		return check, known, hostKeyAlgorithms(h.cfg.HostKeys), nil
 	}
 	file := h.cfg.KnownHostsFile
 	db, err := knownhosts.New(file)
@@ -86,9 +105,9 @@ func (h *sshHost) hostKeyCheck() (ssh.HostKeyCallback, []string, error) {
 		db, err = knownhosts.New() // no file, no keys: the error then says what to do
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("known hosts: %w", err)
+		return nil, nil, nil, fmt.Errorf("known hosts: %w", err)
 	}
-	check := func(name string, remote net.Addr, key ssh.PublicKey) error {
+	check = func(name string, remote net.Addr, key ssh.PublicKey) error {
 		err := db(name, remote, key)
 		if err == nil {
 			return nil
@@ -99,9 +118,7 @@ func (h *sshHost) hostKeyCheck() (ssh.HostKeyCallback, []string, error) {
 		case errors.As(err, &revoked):
 			e.Revoked = true
 		case errors.As(err, &unknown):
-			for _, k := range unknown.Want {
-				e.Known = append(e.Known, fmt.Sprintf("%s (%s:%d)", describeKey(k.Key), k.Filename, k.Line))
-			}
+			e.Known = describeKnown(unknown.Want)
 		default:
 			return fmt.Errorf("known hosts: %w", err)
 		}
@@ -110,23 +127,30 @@ func (h *sshHost) hostKeyCheck() (ssh.HostKeyCallback, []string, error) {
 	// Asking for a key that nobody has lists the ones on record.
 	want := (*knownhosts.KeyError)(nil)
 	if !errors.As(db(h.cfg.Address, noAddr{}, noKey{}), &want) || len(want.Want) == 0 {
-		return check, nil, nil
+		return check, nil, nil, nil
 	}
 	authorities, err := authorityLines(file)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	var algos []string
-	var known []ssh.PublicKey
+	var keys []ssh.PublicKey
 	for _, k := range want.Want {
 		switch {
 		case !authorities[k.Line]:
-			known = append(known, k.Key)
-		case algos == nil:
-			algos = certificateAlgorithms()
+			keys = append(keys, k.Key)
+		case algorithms == nil:
+			algorithms = certificateAlgorithms()
 		}
 	}
-	return check, append(algos, hostKeyAlgorithms(known)...), nil
+	return check, describeKnown(want.Want), append(algorithms, hostKeyAlgorithms(keys)...), nil
+}
+
+func describeKnown(keys []knownhosts.KnownKey) []string {
+	var out []string
+	for _, k := range keys {
+		out = append(out, fmt.Sprintf("%s (%s:%d)", describeKey(k.Key), k.Filename, k.Line))
+	}
+	return out
 }
 
 // authorityLines gives the numbers of the lines of a known_hosts file that name certificate authorities.

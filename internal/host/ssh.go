@@ -241,7 +241,7 @@ func (h *sshHost) dial(ctx context.Context) (*sshConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, h.cfg.ConnectTimeout)
 	defer cancel()
 
-	check, algorithms, err := h.hostKeyCheck()
+	check, known, algorithms, err := h.hostKeyCheck()
 	if err != nil {
 		return nil, err
 	}
@@ -269,8 +269,11 @@ func (h *sshHost) dial(ctx context.Context) (*sshConn, error) {
 		HostKeyAlgorithms: algorithms,
 		ClientVersion:     "SSH-2.0-belay",
 	}
-	// The handshake knows no context; closing the connection ends it.
-	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
+	// The handshake knows no context; closing the connection ends it, and the agent's socket what waits for an agent that says nothing.
+	stop := context.AfterFunc(ctx, func() {
+		_ = raw.Close()
+		closeAgent()
+	})
 	c, chans, reqs, err := ssh.NewClientConn(breakable{raw, broken}, h.cfg.Address, cfg)
 	if !stop() && err == nil {
 		err = c.Close()
@@ -287,7 +290,7 @@ func (h *sshHost) dial(ctx context.Context) (*sshConn, error) {
 	case err != nil && keyGood:
 		return nil, fmt.Errorf("log in as %s with %s: %w", h.cfg.User, h.keyNames(), err)
 	case err != nil:
-		return nil, fmt.Errorf("connect: %w", err)
+		return nil, h.keyOfAnotherKind(known, fmt.Errorf("connect: %w", err))
 	}
 	conn := &sshConn{Client: ssh.NewClient(c, chans, reqs), dead: make(chan struct{}), broken: broken}
 	go func() {

@@ -3,6 +3,9 @@ package host_test
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -83,6 +86,35 @@ func TestHostKeys(t *testing.T) {
 		wantWords(t, wantNotStarted(t, err), "CHANGED", file+":1", offered, ssh.FingerprintSHA256(other), "ssh-keygen -R")
 		if e := (*host.HostKeyError)(nil); !errors.As(err, &e) || !e.Changed() {
 			t.Errorf("got %+v", e)
+		}
+	})
+	t.Run("changed to one of another kind", func(t *testing.T) {
+		private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		old, err := ssh.NewPublicKey(&private.PublicKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := s.KnownHosts(old)
+		for _, change := range []func(*host.SSHConfig){
+			func(c *host.SSHConfig) { c.HostKeys, c.KnownHostsFile = nil, file },
+			func(c *host.SSHConfig) { c.HostKeys = []ssh.PublicKey{old} },
+		} {
+			h := s.Dial(change)
+			_, err := run(t, h, "true")
+			wantWords(t, wantNotStarted(t, err), ssh.FingerprintSHA256(old), "ssh-ed25519", "ssh_host_ed25519_key.pub")
+			if e := (*host.HostKeyError)(nil); !errors.As(err, &e) || !e.Changed() {
+				t.Errorf("got %v, want a HostKeyError with the key on record", err)
+			}
+			// Asking again is of no use, so nobody waits for it.
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			_, err = host.WaitUnit(ctx, h, "u", nil)
+			if !errors.As(err, new(*host.HostKeyError)) || ctx.Err() != nil {
+				t.Errorf("wait: %v", err)
+			}
+			cancel()
 		}
 	})
 	t.Run("revoked", func(t *testing.T) {
@@ -236,6 +268,42 @@ func TestSSHAgent(t *testing.T) {
 	c.UseAgent = true
 	_, err := host.DialSSH(t.Context(), c)
 	wantWords(t, wantNotStarted(t, err), "SSH_AUTH_SOCK")
+}
+
+// An agent that takes the connection and says nothing keeps nobody past the time for a login.
+func TestSSHAgentThatHangs(t *testing.T) {
+	s := hosttest.NewSSHServer(t)
+	sock := filepath.Join(t.TempDir(), "agent")
+	ln, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	t.Setenv("SSH_AUTH_SOCK", sock)
+	for name, tc := range map[string]struct{ timeout, interrupt time.Duration }{
+		"timeout":   {300 * time.Millisecond, time.Hour},
+		"interrupt": {time.Hour, 300 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := s.Dial(func(c *host.SSHConfig) { c.KeyFiles, c.UseAgent, c.ConnectTimeout = nil, true, tc.timeout })
+			ctx, cancel := context.WithTimeout(t.Context(), tc.interrupt)
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				_, err := h.Run(ctx, host.Cmd{Argv: []string{"true"}})
+				done <- err
+			}()
+			select {
+			case err := <-done:
+				wantNotStarted(t, err)
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v", err)
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatal("it still waits for the agent")
+			}
+		})
+	}
 }
 
 // A file that came in part must not pass for a whole one, also when the exit status came before its end.
