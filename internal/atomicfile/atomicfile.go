@@ -56,7 +56,23 @@ func (f *File) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Commit makes the new version durable and visible. On error the old version stays.
+// NotDurableError is a new version that is in its place, where everybody sees it, while it is not known whether it
+// would be there after a power cut.
+type NotDurableError struct {
+	Path string
+	Err  error
+}
+
+func (e *NotDurableError) Error() string {
+	return fmt.Sprintf("write %s: the new version is in place but may not last a power cut: %v", e.Path, e.Err)
+}
+
+// Unwrap gives the reason.
+func (e *NotDurableError) Unwrap() error { return e.Err }
+
+var syncDir = SyncDir // for tests
+
+// Commit makes the new version visible and durable. On error the old version stays, unless the error is a *NotDurableError.
 func (f *File) Commit() error {
 	if f.done {
 		return fmt.Errorf("write %s: already committed or aborted", f.path)
@@ -72,7 +88,10 @@ func (f *File) Commit() error {
 	if err := os.Rename(f.tmp.Name(), f.path); err != nil {
 		return errors.Join(fmt.Errorf("write %s: %w", f.path, err), os.Remove(f.tmp.Name()))
 	}
-	return SyncDir(filepath.Dir(f.path))
+	if err := syncDir(filepath.Dir(f.path)); err != nil {
+		return &NotDurableError{Path: f.path, Err: err}
+	}
+	return nil
 }
 
 // Abort drops the new version.

@@ -1,6 +1,7 @@
 package atomicfile
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -65,6 +66,30 @@ func TestNothingIsVisibleBeforeCommit(t *testing.T) {
 	}
 	if err := f.Commit(); err == nil {
 		t.Error("Commit after Abort should be an error")
+	}
+}
+
+func TestAFailedSyncOfTheDirectorySaysThatTheNewVersionIsThere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	if err := WriteFile(path, []byte("old"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("input/output error")
+	syncDir = func(string) error { return broken }
+	defer func() { syncDir = SyncDir }()
+	err := WriteFile(path, []byte("new"), 0o644)
+	if e := (*NotDurableError)(nil); !errors.As(err, &e) || e.Path != path || !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "new" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	// While what fails before is another error, and the old version stays.
+	if err := os.Mkdir(path+".d", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(path+".d", []byte("x"), 0o644); err == nil || errors.As(err, new(*NotDurableError)) {
+		t.Errorf("got %v", err)
 	}
 }
 
