@@ -61,7 +61,7 @@ type unit struct {
 	// packages of a compile keep one processor busy; another lane uses the others meanwhile.
 	lane string
 	// key names all input: a finished file with the same key is taken as it is. It is called when the unit's turn comes.
-	key func() (string, error)
+	key func(ctx context.Context) (string, error)
 	// make writes dest and describes it; size and sum are filled in afterwards. report gives a line of progress.
 	make func(ctx context.Context, dest string, report func(string)) (File, error)
 }
@@ -475,7 +475,7 @@ func (b *builder) do(ctx context.Context, u unit) error {
 		}
 		b.emit(e)
 	}
-	key, err := u.key()
+	key, err := u.key(ctx)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", u.verb, u.subject, err)
 	}
@@ -592,7 +592,7 @@ const imageFormat = "2"
 func (b *builder) packUnit(i imageUnit) unit {
 	return unit{
 		name: "images/" + archiveName(i.ref.ref), verb: "packing image", subject: i.ref.ref,
-		key: func() (string, error) {
+		key: func(context.Context) (string, error) {
 			parts := []string{"image", imageFormat, i.ref.ref, i.at, i.config.arch, i.config.user, strings.Join(i.config.entrypoint, " "), b.done[i.binary].SHA256}
 			if i.base != "" {
 				parts = append(parts, b.done[i.base].SHA256)

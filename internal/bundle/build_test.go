@@ -296,7 +296,7 @@ func TestBuildRenewsTheSample(t *testing.T) {
 	made := 0
 	fail := errors.New("no go command")
 	o.sample = func(_ context.Context, _ *builder) ([]unit, Component, error) {
-		return []unit{{name: "images/sample-new.tar", verb: "packing", subject: "sample", key: func() (string, error) { return "k", nil },
+		return []unit{{name: "images/sample-new.tar", verb: "packing", subject: "sample", key: func(context.Context) (string, error) { return "k", nil },
 			make: func(_ context.Context, dest string, _ func(string)) (File, error) {
 				made++
 				return File{Kind: KindImage, Component: "sample", Version: sampleVersion, From: "a test", Ref: sampleRef(), Role: RoleSample}, os.WriteFile(dest, []byte("new"), 0o644)

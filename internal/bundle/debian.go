@@ -17,6 +17,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/belayops/belay/internal/atomicfile"
+	"github.com/belayops/belay/internal/event"
 )
 
 // The layer under kube-proxy and kube-router: the tools that they run, from
@@ -72,8 +75,8 @@ func (b *builder) debianUnit() unit {
 	var closure []debianPackage
 	return unit{
 		name: workDir + "/debian-layer.tar", verb: "making", subject: "layer of network tools",
-		key: func() (string, error) {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		key: func(ctx context.Context) (string, error) {
+			ctx, cancel := context.WithTimeout(ctx, time.Minute)
 			defer cancel()
 			var err error
 			closure, err = debianClosure(ctx, b.o.Arch)
@@ -82,40 +85,69 @@ func (b *builder) debianUnit() unit {
 		make: func(ctx context.Context, dest string, report func(string)) (File, error) {
 			f := File{Kind: KindImage, Component: "debian", Version: debianFormat, From: "Debian packages"}
 			cached := filepath.Join(b.o.Root, "cache", "network-tools-"+debianKey(closure, b.o.Arch)[:16]+".tar")
-			if err := copyFile(cached, dest); err == nil {
-				return f, nil
-			} else if !errors.Is(err, fs.ErrNotExist) {
-				return File{}, err
-			}
-			dir := filepath.Join(b.dir, workDir, "debian")
-			if err := os.RemoveAll(dir); err != nil {
-				return File{}, err
-			}
-			report(fmt.Sprintf("fetching %d Debian packages", len(closure)))
-			if err := fetchDebian(ctx, dir, closure); err != nil {
-				return File{}, err
-			}
-			entries, err := chooseEntries(filepath.Join(dir, "root"))
-			if err != nil {
-				return File{}, err
-			}
-			if err := writeLayerFile(dest, entries); err != nil {
-				return File{}, err
-			}
-			if err := os.RemoveAll(dir); err != nil {
-				return File{}, err
-			}
-			if err := os.MkdirAll(filepath.Dir(cached), 0o755); err != nil {
-				return File{}, err
-			}
-			tmp := dest + ".cache"
-			if err := copyFile(dest, tmp); err != nil {
-				return File{}, err
-			}
-			return f, os.Rename(tmp, cached)
+			return f, b.cachedLayer(ctx, cached, dest, func() error {
+				dir := filepath.Join(b.dir, workDir, "debian")
+				if err := os.RemoveAll(dir); err != nil {
+					return err
+				}
+				report(fmt.Sprintf("fetching %d Debian packages", len(closure)))
+				if err := fetchDebian(ctx, dir, closure); err != nil {
+					return err
+				}
+				entries, err := chooseEntries(filepath.Join(dir, "root"))
+				if err != nil {
+					return err
+				}
+				if err := writeLayerFile(dest, entries); err != nil {
+					return err
+				}
+				return os.RemoveAll(dir)
+			})
 		},
 	}
 }
+
+// cachedLayer puts the layer at cached to dest, or else has it made at dest and keeps it. The sum beside a cached layer says that it is
+// whole and as it was made: one without, or with another, is made anew.
+func (b *builder) cachedLayer(ctx context.Context, cached, dest string, make func() error) error {
+	want, err := os.ReadFile(cached + sumSuffix)
+	if err == nil {
+		if err = copyFile(cached, dest); err == nil {
+			got, _, err := sumFile(ctx, dest)
+			if err != nil {
+				return err
+			}
+			if got == strings.TrimSpace(string(want)) {
+				return nil
+			}
+			b.emit(event.Event{Type: event.Warning, Msg: cached + " is not as it was made; making it again"})
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := make(); err != nil {
+		return err
+	}
+	sum, _, err := sumFile(ctx, dest)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(cached), 0o755); err != nil {
+		return err
+	}
+	tmp := dest + ".cache"
+	if err := copyFile(dest, tmp); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, cached); err != nil {
+		return err
+	}
+	return atomicfile.WriteFile(cached+sumSuffix, []byte(sum+"\n"), 0o644)
+}
+
+// sumSuffix is what the name of a sum has beyond that of its file.
+const sumSuffix = ".sha256"
 
 func debianKey(closure []debianPackage, arch string) string {
 	h := sha256.New()
@@ -139,6 +171,9 @@ func debianClosure(ctx context.Context, arch string) ([]debianPackage, error) {
 		"-o", "Dir::State::status=/dev/null", "-o", "Debug::NoLocking=1", "-o", "APT::Architecture=" + arch,
 	}, debianPackages()...)
 	out, err := output(ctx, "", "apt-get", args...)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("ask apt-get for Debian's packages: %w", ctx.Err())
+	}
 	if err != nil {
 		return nil, &PrerequisiteError{What: "Debian's package lists with " + strings.Join(debianPackages(), ", "), For: "the images of kube-proxy and kube-router", Remedy: "run: apt-get update", Err: err}
 	}
@@ -199,6 +234,7 @@ func fetchDebian(ctx context.Context, dir string, pkgs []debianPackage) error {
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
+	cmd.WaitDelay = 5 * time.Second // for children that hold its output
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

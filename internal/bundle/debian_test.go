@@ -1,10 +1,15 @@
 package bundle
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/belayops/belay/internal/event"
 )
 
 func TestParseURIs(t *testing.T) {
@@ -49,6 +54,57 @@ func debianTree(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return root
+}
+
+// apt-get is ended with the build that asks it.
+func TestDebianKeyEndsWithItsContext(t *testing.T) {
+	bin := t.TempDir()
+	for _, name := range []string{"apt-get", "dpkg-deb"} {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\nexec sleep 50\n"), 0o755); err != nil { //nolint:gosec // it is a program
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	b := &builder{o: Options{Arch: hostArch()}}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if _, err := b.debianUnit().key(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 20*time.Second {
+		t.Errorf("got %v after %s", err, time.Since(start))
+	}
+}
+
+func TestCachedLayerIsChecked(t *testing.T) {
+	dir := t.TempDir()
+	cached, dest := filepath.Join(dir, "cache", "layer.tar"), filepath.Join(dir, "dest")
+	made := 0
+	b := &builder{o: Options{Sink: event.Discard}}
+	get := func(wantMade int) {
+		t.Helper()
+		if err := b.cachedLayer(t.Context(), cached, dest, func() error {
+			made++
+			return os.WriteFile(dest, []byte("layer"), 0o644)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(dest); err != nil || string(got) != "layer" || made != wantMade {
+			t.Errorf("got %q, made %d times, want %d: %v", got, made, wantMade, err)
+		}
+	}
+	get(1)
+	get(1)
+	writeFile(t, cached, "lay") // cut off
+	get(2)
+	get(2)
+	if err := os.Remove(cached + sumSuffix); err != nil { // as an earlier belay left it
+		t.Fatal(err)
+	}
+	get(3)
+	if err := os.Remove(cached); err != nil {
+		t.Fatal(err)
+	}
+	get(4)
+	get(4)
 }
 
 func TestChooseEntries(t *testing.T) {

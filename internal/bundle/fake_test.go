@@ -70,7 +70,7 @@ func (s *fakeSource) rest(_ context.Context, images []imageRef) ([]unit, []Compo
 func (s *fakeSource) unit(name string) unit {
 	return unit{
 		name: name, verb: "building", subject: name, lane: s.lanes[name],
-		key: func() (string, error) { return s.content[name], nil },
+		key: func(context.Context) (string, error) { return s.content[name], nil },
 		make: func(ctx context.Context, dest string, _ func(string)) (File, error) {
 			if s.before != nil {
 				s.before(ctx, name)

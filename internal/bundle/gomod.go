@@ -234,7 +234,7 @@ func (g *gomod) unit(r recipe, bin binary) unit {
 	digest := r.digest(bin, g.goVersion, g.b.o.Arch)
 	return unit{
 		name: unitName(bin, r), verb: "building", subject: bin.name,
-		key: func() (string, error) { return digest, nil },
+		key: func(context.Context) (string, error) { return digest, nil },
 		make: func(ctx context.Context, dest string, report func(string)) (File, error) {
 			f := File{Kind: KindBinary, Component: r.name, Version: r.version, From: r.from(bin, g.goVersion), Recipe: digest}
 			return f, g.compile(ctx, r, bin, dest, report)

@@ -131,7 +131,7 @@ func (s *release) download(unitName, url, sumURL string, f File) unit {
 	f.From = url
 	return unit{
 		name: unitName, verb: "downloading", subject: path.Base(url),
-		key: func() (string, error) { return "download|" + url, nil },
+		key: func(context.Context) (string, error) { return "download|" + url, nil },
 		make: func(ctx context.Context, dest string, report func(string)) (File, error) {
 			sums, err := s.getSmall(ctx, sumURL)
 			if err != nil {
@@ -253,7 +253,7 @@ func (s *release) etcdStepUnits(ctx context.Context, etcd imageRef, version stri
 func (s *release) fromTarball(unitName, tarball, member, url string, c Component) unit {
 	return unit{
 		name: unitName, verb: "unpacking", subject: path.Base(member),
-		key: func() (string, error) { return "member|" + member + "|" + s.b.done[tarball].SHA256, nil },
+		key: func(context.Context) (string, error) { return "member|" + member + "|" + s.b.done[tarball].SHA256, nil },
 		make: func(ctx context.Context, dest string, _ func(string)) (File, error) {
 			f := File{Kind: KindBinary, Component: c.Name, Version: c.Version, From: url + "#" + member}
 			return f, extractTarGz(ctx, s.b.file(tarball), member, dest)
@@ -285,7 +285,7 @@ func (s *release) remoteOptions(ctx context.Context) []remote.Option {
 func (s *release) pull(i imageRef, version string) unit {
 	return unit{
 		name: "images/" + archiveName(i.ref), verb: "pulling", subject: i.ref,
-		key: func() (string, error) { return "pull|" + i.ref + "|" + s.b.o.Arch, nil },
+		key: func(context.Context) (string, error) { return "pull|" + i.ref + "|" + s.b.o.Arch, nil },
 		make: func(ctx context.Context, dest string, report func(string)) (File, error) {
 			ref, err := name.ParseReference(s.mirrored(i.ref))
 			if err != nil {
@@ -318,7 +318,9 @@ func (s *release) etcdBinary(i imageRef, version string) unit {
 	archive := "images/" + archiveName(i.ref)
 	return unit{
 		name: "bin/etcd", verb: "unpacking", subject: "etcd",
-		key: func() (string, error) { return "image-member|usr/local/bin/etcd|" + s.b.done[archive].SHA256, nil },
+		key: func(context.Context) (string, error) {
+			return "image-member|usr/local/bin/etcd|" + s.b.done[archive].SHA256, nil
+		},
 		make: func(ctx context.Context, dest string, _ func(string)) (File, error) {
 			f := File{Kind: KindBinary, Component: "etcd", Version: version, From: i.ref + "#/usr/local/bin/etcd"}
 			return f, extractFromArchive(ctx, s.b.file(archive), "usr/local/bin/etcd", dest)
