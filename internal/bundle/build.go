@@ -33,10 +33,11 @@ type Options struct {
 	// Release says where the public release sites are.
 	Release Release
 
-	// For tests: sources other than the real ones, and how often a running compile is reported.
+	// For tests: sources other than the real ones, how often a running compile is reported, and what flushes a directory.
 	source    source
 	sample    func(ctx context.Context, b *builder) ([]unit, Component, error)
 	heartbeat time.Duration
+	syncDir   func(dir string) error
 }
 
 // source makes the files of a bundle.
@@ -93,6 +94,9 @@ func Build(ctx context.Context, o Options) (*Bundle, error) {
 	o.Root, o.Arch, o.Sink = root, arch, event.Or(o.Sink)
 	if o.sample == nil {
 		o.sample = sampleUnits
+	}
+	if o.syncDir == nil {
+		o.syncDir = atomicfile.SyncDir
 	}
 	if o.heartbeat <= 0 {
 		o.heartbeat = 10 * time.Second
@@ -326,10 +330,11 @@ func (b *builder) publish() (*Bundle, error) {
 	if err := os.Rename(b.dir, b.final); err != nil {
 		return nil, err
 	}
-	if err := os.RemoveAll(old); err != nil {
+	// Before the old one goes: after a power cut one of the two has to be there.
+	if err := b.o.syncDir(b.o.Root); err != nil {
 		return nil, err
 	}
-	if err := atomicfile.SyncDir(b.o.Root); err != nil {
+	if err := os.RemoveAll(old); err != nil {
 		return nil, err
 	}
 	bundle, err := Open(b.final)
@@ -429,10 +434,15 @@ func (b *builder) finish(m Manifest) (*Bundle, error) {
 	for _, f := range m.Files {
 		keep[f.Path] = true
 	}
+	var dirs []string
 	for _, top := range []string{"bin", "images"} {
 		err := filepath.WalkDir(filepath.Join(b.dir, top), func(p string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() {
+			if err != nil {
 				return err
+			}
+			if d.IsDir() {
+				dirs = append(dirs, p)
+				return nil
 			}
 			rel, err := filepath.Rel(b.dir, p)
 			if err != nil || keep[filepath.ToSlash(rel)] {
@@ -441,6 +451,12 @@ func (b *builder) finish(m Manifest) (*Bundle, error) {
 			return os.Remove(p)
 		})
 		if err != nil {
+			return nil, err
+		}
+	}
+	// The manifest says that everything is there. Names are flushed before it, those of the directories too.
+	for _, d := range append(dirs, b.dir) {
+		if err := b.o.syncDir(d); err != nil {
 			return nil, err
 		}
 	}

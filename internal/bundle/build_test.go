@@ -7,11 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/belayops/belay/internal/atomicfile"
 	"github.com/belayops/belay/internal/event"
 )
 
@@ -345,6 +347,52 @@ func TestBuildRenewsTheSample(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(first.Dir(), "images", "sample-0.9.tar")); err == nil {
 		t.Error("the old sample is still there")
+	}
+}
+
+// A power cut at any moment leaves the old bundle or the new one whole: names are flushed before what relies on them.
+func TestBuildFlushesNames(t *testing.T) {
+	s := newFakeSource()
+	s.content["images/sample-0.9.tar"] = "old"
+	s.order = append(s.order, "images/sample-0.9.tar")
+	root := t.TempDir()
+	o := Options{Root: root, Version: testVersion, source: s}
+	final := filepath.Join(root, dirName(testVersion, hostArch()))
+	old := filepath.Join(root, "."+filepath.Base(final)+".old")
+	var synced []string
+	o.syncDir = func(dir string) error {
+		rel, err := filepath.Rel(root, dir)
+		if err != nil {
+			return err
+		}
+		synced = append(synced, strings.Replace(rel, filepath.Base(final)+partialSuffix, "new", 1))
+		if _, err := os.Stat(filepath.Join(dir, manifestName)); err == nil {
+			t.Errorf("%s was flushed after the manifest was there", rel)
+		}
+		return atomicfile.SyncDir(dir)
+	}
+	want := []string{"new/bin", "new/bin/cni", "new/images", "new", "."}
+	if _, err := Build(t.Context(), o); err != nil || !slices.Equal(synced, want) {
+		t.Errorf("flushed %q, want %q: %v", synced, want, err)
+	}
+	o.sample = func(_ context.Context, _ *builder) ([]unit, Component, error) {
+		return []unit{{name: "images/sample-new.tar", verb: "packing", subject: "sample", key: func(context.Context) (string, error) { return "k", nil },
+			make: func(_ context.Context, dest string, _ func(string)) (File, error) {
+				return File{Kind: KindImage, Component: "sample", Version: sampleVersion, From: "a test", Ref: sampleRef(), Role: RoleSample}, os.WriteFile(dest, []byte("new"), 0o644)
+			}}}, Component{"sample", sampleVersion}, nil
+	}
+	record := o.syncDir
+	there := false
+	o.syncDir = func(dir string) error {
+		if dir == root {
+			_, err := os.Stat(old)
+			there = err == nil
+		}
+		return record(dir)
+	}
+	synced = nil
+	if _, err := Build(t.Context(), o); err != nil || !slices.Equal(synced, want) || !there {
+		t.Errorf("flushed %q, want %q, the old one was there: %v, %v", synced, want, there, err)
 	}
 }
 
