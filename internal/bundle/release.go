@@ -42,6 +42,7 @@ type Release struct {
 	Probe time.Duration
 
 	retry time.Duration // pause between attempts, for tests
+	stall time.Duration // how long a server may send nothing, for tests
 }
 
 func (r Release) withDefaults() Release {
@@ -56,6 +57,7 @@ func (r Release) withDefaults() Release {
 		t.ResponseHeaderTimeout = 30 * time.Second
 		r.HTTP = &http.Client{Transport: t}
 	}
+	r.HTTP = withStalls(r.HTTP, cmp.Or(r.stall, time.Minute))
 	return r
 }
 

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -352,6 +353,81 @@ func TestDownload(t *testing.T) {
 				t.Error("no progress")
 			}
 		})
+	}
+}
+
+// A server that goes silent in the middle of a file is given up, and the file continued.
+func TestDownloadOutlivesASilentServer(t *testing.T) {
+	s := newSite(t)
+	big := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
+	const p = "/big"
+	s.files[p] = big
+	silences := 2
+	s.handle = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != p || silences == 0 {
+			return false
+		}
+		if silences--; silences == 0 { // half of it before
+			w.Header().Set("Content-Length", fmt.Sprint(len(big)))
+			_, _ = w.Write(big[:len(big)/2])
+			_ = http.NewResponseController(w).Flush()
+		}
+		<-r.Context().Done()
+		return true
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	r := s.release()
+	r.stall = 300 * time.Millisecond
+	rel := &release{r: r.withDefaults(), b: &builder{o: Options{heartbeat: time.Hour}}}
+	dest := t.TempDir() + "/big"
+	if err := rel.fetch(ctx, s.URL+p, sumOf(big), dest, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := os.ReadFile(dest); err != nil || !bytes.Equal(data, big) || s.asked[p] != 3 || s.ranges != 1 {
+		t.Errorf("%d bytes, asked %d times, %d times to go on: %v", len(data), s.asked[p], s.ranges, err)
+	}
+}
+
+// A reader that is slow is no silent server.
+func TestSlowReadersAreNoStall(t *testing.T) {
+	data := bytes.Repeat([]byte("x"), 4<<20)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(data) }))
+	defer srv.Close()
+	resp, err := withStalls(srv.Client(), 200*time.Millisecond).Get(srv.URL) //nolint:noctx // a test
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	n, err := io.ReadFull(resp.Body, make([]byte, 10))
+	time.Sleep(time.Second)
+	rest, err2 := io.Copy(io.Discard, resp.Body)
+	if err := errors.Join(err, err2); err != nil || n+int(rest) != len(data) {
+		t.Errorf("%d bytes, %v", n+int(rest), err)
+	}
+}
+
+func TestPullGivesUpOnASilentRegistry(t *testing.T) {
+	s := newSite(t)
+	silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			_, _ = w.Write([]byte("{"))
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return
+		}
+		s.Config.Handler.ServeHTTP(w, r)
+	}))
+	defer silent.Close()
+	r := s.release()
+	r.stall = 300 * time.Millisecond
+	r.Mirrors = map[string]string{"registry.k8s.io": strings.TrimPrefix(silent.URL, "http://") + "/k8s"}
+	rel := &release{r: r.withDefaults(), b: &builder{o: Options{Arch: runtime.GOARCH, heartbeat: time.Hour}}}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := rel.pull(imageRef{ref: "registry.k8s.io/pause:3.10.2"}, "v3.10.2").make(ctx, t.TempDir()+"/image", func(string) {})
+	if e := (*stallError)(nil); !errors.As(err, &e) || ctx.Err() != nil {
+		t.Errorf("got %v", err)
 	}
 }
 
