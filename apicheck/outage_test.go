@@ -30,8 +30,8 @@ func TestOutage(t *testing.T) {
 		unread  int
 		unasked string
 	}{
-		{"connections break off, at a list", "/things08", abort, 32, "things39.example.com"},
-		{"nothing is answered, at a list", "/things08", hang, 32, "things39.example.com"},
+		{"connections break off, at a list", "/things08", abort, 24, "things39.example.com"},
+		{"nothing is answered, at a list", "/things08", hang, 24, "things39.example.com"},
 		{"connections break off, at a release", "/sh.helm.release.v1.r03.v1", abort, 17, "release r19 revision 1 in namespace n"},
 		{"nothing is answered, at a release", "/sh.helm.release.v1.r03.v1", hang, 17, "release r19 revision 1 in namespace n"},
 	} {

@@ -184,7 +184,7 @@ func conformRun(t *testing.T, h host.Host) {
 		c := sh(fmt.Sprintf("head -c %d /dev/zero; sleep 0.5; head -c 1000 /dev/zero", size))
 		c.Stdout = writerFunc(func(p []byte) (int, error) {
 			if got == 0 {
-				time.Sleep(5 * time.Second)
+				<-time.After(5 * time.Second)
 			}
 			got += len(p)
 			return len(p), nil
