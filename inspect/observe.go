@@ -155,6 +155,10 @@ func kindOf(err error) string {
 	switch {
 	case errors.Is(err, errMalformed):
 		return cluster.UnreadMalformed
+	case errors.As(err, &never) && len(never.Argv) == 0 && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
+		// Without a program that was to run there, the machine itself was not
+		// reached. A key file of one's own that is not there is nothing of the cluster's.
+		return cluster.UnreadUnreachable
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err), errors.Is(err, fs.ErrPermission):
 		return cluster.UnreadForbidden
 	case apierrors.IsNotFound(err), errors.Is(err, fs.ErrNotExist):

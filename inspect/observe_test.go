@@ -475,4 +475,13 @@ func TestKindOf(t *testing.T) {
 			t.Errorf("%v: %q, want %q", err, got, want)
 		}
 	}
+	// A key of one's own that cannot be read leaves the machine unread; a program that a machine lacks does not.
+	for _, own := range []error{fs.ErrNotExist, fs.ErrPermission} {
+		if got := kindOf(&host.NotStartedError{Host: "w1", Err: fmt.Errorf("key file: %w", own)}); got != cluster.UnreadUnreachable {
+			t.Errorf("%v: %q", own, got)
+		}
+	}
+	if got := kindOf(&host.NotStartedError{Host: "w1", Argv: []string{"crictl"}, Err: fs.ErrNotExist}); got != cluster.UnreadNotFound {
+		t.Errorf("a program that is not there: %q", got)
+	}
 }

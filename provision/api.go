@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,6 +46,26 @@ type api struct {
 	cs  kubernetes.Interface
 	dyn dynamic.Interface
 	cfg *rest.Config
+
+	// renewed holds for each node the time of its lease when it was first looked at.
+	mu      sync.Mutex
+	renewed map[string]time.Time
+}
+
+// reports says whether a node's kubelet renewed its lease since it was first
+// looked at. The time in it is the node's clock's, which may differ from every other.
+func (a *api) reports(node string, renewed time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	first, ok := a.renewed[node]
+	if !ok {
+		if a.renewed == nil {
+			a.renewed = map[string]time.Time{}
+		}
+		a.renewed[node] = renewed
+		return false
+	}
+	return !first.Equal(renewed)
 }
 
 func newAPI(kubeconfig []byte) (*api, error) {
@@ -189,8 +210,8 @@ func (a *api) member(ctx context.Context, n *node) (ok bool, why string, err err
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, "", err
 	}
-	if err != nil || lease.Spec.RenewTime == nil || time.Since(lease.Spec.RenewTime.Time) > 2*time.Minute {
-		return false, "its kubelet does not report", nil
+	if err != nil || lease.Spec.RenewTime == nil || !a.reports(n.name, lease.Spec.RenewTime.Time) {
+		return false, "its kubelet has not reported since", nil
 	}
 	if n.role != RoleControlPlane {
 		return true, "", nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -143,11 +144,11 @@ func cleanHosts(ctx context.Context, dir clusterDir, state *progress, leaveUnrea
 		emit(e)
 		err := cleanHost(ctx, hosts, name, state)
 		e.Type, e.Elapsed, e.Msg = event.StepDone, time.Since(start), "no node any more"
-		unreached := errors.As(err, new(*host.NotStartedError)) && ctx.Err() == nil
+		silent := unreached(err) && ctx.Err() == nil
 		switch {
-		case unreached && leaveUnreachable:
+		case silent && leaveUnreachable:
 			e.Type, e.Msg = event.Warning, "left as it is: "+err.Error()
-		case unreached:
+		case silent:
 			err = &UnreachableError{Cluster: inv.Cluster, Err: err}
 			fallthrough
 		case err != nil:
@@ -190,22 +191,34 @@ func cleanHost(ctx context.Context, hosts *inventory.Hosts, name string, state *
 	if f.Owner != state.owner() {
 		return nil
 	}
-	if f.Kubernetes {
+	if f.Kubernetes && f.Kubeadm {
 		// kubeadm knows what it made, and unmounts and stops what runs.
 		if _, err := h.Run(ctx, host.Cmd{Argv: kubeadm.ResetArgv(nil)}); err != nil {
 			return fmt.Errorf("kubeadm reset: %w", err)
 		}
 	}
-	files := []string{
+	files := append(madeFiles(), initConfigFile, joinConfigFile, servicesStamp, ownerFile)
+	_, err = h.Run(ctx, host.Cmd{Argv: append([]string{"sh", "-c", cleanScript, "clean"}, files...)})
+	return err
+}
+
+// madeFiles are the files that Up puts on a host, apart from those that name belay and the CNI plugins.
+func madeFiles() []string {
+	return []string{
 		kubeadm.KubeadmPath, kubeadm.KubeletPath, kubeadm.KubectlPath, payload.CtrPath,
 		"/usr/local/bin/containerd", "/usr/local/bin/containerd-shim-runc-v2", "/usr/local/sbin/runc",
 		containerdConfig, containerdUnit, kubeadm.KubeletUnitPath, sysctlFile, modulesFile, cniConfigFile,
-		initConfigFile, joinConfigFile,
-		// The mark of ownership goes last: until then another try finds the host again.
-		ownerFile,
 	}
-	_, err = h.Run(ctx, host.Cmd{Argv: append([]string{"sh", "-c", cleanScript, "clean"}, files...)})
-	return err
+}
+
+// unreached says of an error whether the host did not answer at all. A host
+// that refuses a login, or has another key than is known, may run a node.
+func unreached(err error) bool {
+	if !errors.As(err, new(*host.NotStartedError)) || errors.As(err, new(*host.HostKeyError)) {
+		return false
+	}
+	var network net.Error
+	return errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // The states of a listed cluster.

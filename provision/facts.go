@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/belayops/belay/internal/host"
+	"github.com/belayops/belay/internal/kubeadm"
 )
 
 // facts is what a host says of itself before anything is done to it.
@@ -36,6 +38,10 @@ type facts struct {
 	Owner string
 	// KubeletVersion is what the kubelet's binary says, "" without one.
 	KubeletVersion string
+	// Kubeadm says that kubeadm is where a bundle's goes.
+	Kubeadm bool
+	// Foreign are programs, configuration and data in the places where belay puts its own, and that Down empties.
+	Foreign []string
 	// Missing lists programs that kubeadm and kubelet need and that are not there.
 	Missing []string
 }
@@ -48,7 +54,8 @@ func neededPrograms() map[string]string {
 	}
 }
 
-// factsScript prints one KEY=VALUE a line. Its arguments are programs to look for.
+// factsScript prints one KEY=VALUE a line. Its arguments are programs to look
+// for, "--", and files that are somebody's on a machine without belay's mark.
 const factsScript = `
 PATH=$PATH:/usr/sbin:/sbin:/usr/local/bin
 echo "uid=$(id -u)"
@@ -68,15 +75,28 @@ for f in /etc/kubernetes/admin.conf /etc/kubernetes/kubelet.conf /etc/kubernetes
 done
 [ -e ` + ownerFile + ` ] && echo "owner=$(cat ` + ownerFile + `)"
 [ -x /usr/bin/kubelet ] && echo "kubelet=$(/usr/bin/kubelet --version)"
-for p in "$@"; do command -v "$p" >/dev/null 2>&1 || echo "missing=$p"; done
+[ -x ` + kubeadm.KubeadmPath + ` ] && echo kubeadm=1
+while [ "$1" != -- ]; do command -v "$1" >/dev/null 2>&1 || echo "missing=$1"; shift; done
+shift
+for p in "$@"; do [ -e "$p" ] && echo "foreign=$p"; done
+for d in ` + etcdMemberDir + ` ` + containerdDir + `; do
+  [ -d $d ] && [ -n "$(find $d -mindepth 1 -maxdepth 1 ! -name lost+found -print -quit)" ] && echo "foreign=$d"
+done
 exit 0
 `
+
+// Directories with data that Down removes.
+const (
+	etcdMemberDir = "/var/lib/etcd/member"
+	containerdDir = "/var/lib/containerd"
+)
 
 func gatherFacts(ctx context.Context, h host.Host) (facts, error) {
 	argv := []string{"sh", "-c", factsScript, "facts"}
 	for p := range neededPrograms() {
 		argv = append(argv, p)
 	}
+	argv = append(append(argv, "--"), madeFiles()...)
 	res, err := h.Run(ctx, host.Cmd{Argv: argv})
 	if err != nil {
 		return facts{}, fmt.Errorf("look at the machine: %w", err)
@@ -139,6 +159,10 @@ func parseFacts(out string) (facts, error) {
 			f.Owner = v
 		case "kubelet":
 			f.KubeletVersion = strings.TrimPrefix(v, "Kubernetes ")
+		case "kubeadm":
+			f.Kubeadm = true
+		case "foreign":
+			f.Foreign = append(f.Foreign, v)
 		case "missing":
 			f.Missing = append(f.Missing, v)
 		}
@@ -213,7 +237,7 @@ func (f facts) check(name, cluster, id, arch string) error {
 		errs = append(errs, &HostProblem{Host: name, Msg: fmt.Sprintf(format, args...), Remedy: remedy})
 	}
 	if f.UID != 0 {
-		fail("log in as root, or as a user who may run sudo without a password", "programs run there as user %d", f.UID)
+		fail("log in as root, or as a user who may run sudo without a password; where the machine is this computer, run belay as root", "programs run there as user %d", f.UID)
 	}
 	if !f.Systemd {
 		fail("use a distribution that systemd runs", "systemd does not run it")
@@ -248,7 +272,7 @@ func (f facts) check(name, cluster, id, arch string) error {
 const evictionPercent = 15
 
 // allowed are what must be somebody's decision, and was decided in the cluster file.
-type allowed struct{ cgroupV1, sharedDisk bool }
+type allowed struct{ cgroupV1, sharedDisk, takeOver bool }
 
 // quirks says what the host needs beyond the ordinary, and refuses what must be somebody's decision.
 // machine marks a machine that belay made on this computer; given is what its maker knows of it.
@@ -260,6 +284,9 @@ func (f facts) quirks(name string, machine bool, allow allowed, given Quirks) (Q
 		return q, nil
 	}
 	var errs []error
+	if f.Owner == "" {
+		errs = append(errs, f.foreign(name, allow.takeOver))
+	}
 	if f.CgroupVersion == 1 {
 		if !allow.cgroupV1 {
 			errs = append(errs, &HostProblem{name, "runs cgroup v1, which kubelets from 1.35 on refuse",
@@ -279,4 +306,19 @@ func (f facts) quirks(name string, machine bool, allow allowed, given Quirks) (Q
 		errs = append(errs, &HostProblem{name, fmt.Sprintf("has %d swap areas in use, which the kubelet refuses", f.Swaps), "run there: swapoff -a, and take swap out of /etc/fstab"})
 	}
 	return q, errors.Join(errs...)
+}
+
+// foreign refuses a host with what somebody else put into belay's places: it
+// would be overwritten, and removed when the cluster is taken down. etcd's data is never taken over.
+func (f facts) foreign(name string, takeOver bool) error {
+	var errs []error
+	if slices.Contains(f.Foreign, etcdMemberDir) {
+		errs = append(errs, &HostProblem{name, "has the data of an etcd in " + etcdMemberDir, "move it away, or choose another machine"})
+	}
+	others := slices.DeleteFunc(slices.Clone(f.Foreign), func(p string) bool { return p == etcdMemberDir })
+	if len(others) > 0 && !takeOver {
+		errs = append(errs, &HostProblem{name, "has in belay's places what belay did not put there: " + strings.Join(others, ", "),
+			"remove it; or, if nothing of it is needed any more, say takeOver: true in the cluster file: it is overwritten, and removed when the cluster is taken down"})
+	}
+	return errors.Join(errs...)
 }

@@ -12,6 +12,8 @@ import (
 const (
 	// ownerFile on a host says which cluster made a node of it: NAME/ID.
 	ownerFile = "/var/lib/belay/cluster"
+	// servicesStamp holds the digest of the files that services and kernel were last told of.
+	servicesStamp = "/var/lib/belay/services"
 	// Configuration of init and join, 0600 and removed after use: join's holds secrets.
 	initConfigFile = "/var/lib/belay/kubeadm-init.yaml"
 	joinConfigFile = "/var/lib/belay/kubeadm-join.yaml"

@@ -42,6 +42,10 @@ type joinWorld struct {
 	networkResets int
 	joins         int
 	joinErr       int // exit codes of the joins to come: the first joinErr fail half-way
+	// silent kubelets never renew their lease.
+	silent bool
+	// skew is how far the node's clock is off.
+	skew time.Duration
 }
 
 func newJoinWorld(t *testing.T) *joinWorld {
@@ -105,15 +109,34 @@ func newJoinWorld(t *testing.T) *joinWorld {
 
 // register is what a kubelet that lives does.
 func (w *joinWorld) register(ctx context.Context) {
-	now := metav1.NowMicro()
+	now := metav1.NewMicroTime(time.Now().Add(w.skew))
 	_, err := w.api.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a-w1"}}, metav1.CreateOptions{})
 	if err != nil {
 		w.t.Error(err)
 	}
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "a-w1"}, Spec: coordinationv1.LeaseSpec{RenewTime: &now}}
-	if _, err := w.api.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(ctx, lease, metav1.CreateOptions{}); err != nil {
+	leases := w.api.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	if _, err := leases.Create(ctx, lease, metav1.CreateOptions{}); err != nil {
 		w.t.Error(err)
 	}
+	if w.silent {
+		return
+	}
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(10 * time.Second):
+			}
+			now := metav1.NewMicroTime(time.Now().Add(w.skew))
+			l := lease.DeepCopy()
+			l.Spec.RenewTime = &now
+			if _, err := leases.Update(ctx, l, metav1.UpdateOptions{}); apierrors.IsNotFound(err) {
+				return
+			}
+		}
+	}()
 }
 
 func (w *joinWorld) isMember() bool {
@@ -259,13 +282,54 @@ func TestSilentKubeletIsNoMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newJoinWorld(t)
 		w.w.SetFile(kubeadm.KubeletKubeconfig, []byte("x"), 0o600)
+		w.silent = true
 		w.register(t.Context())
-		time.Sleep(3 * time.Minute) // of the bubble's clock
-		ok, why, err := w.u.api.member(t.Context(), w.node)
-		if ok || why == "" || err != nil {
-			t.Errorf("member: %v, %q, %v", ok, why, err)
+		for range 3 {
+			ok, why, err := w.u.api.member(t.Context(), w.node)
+			if ok || why == "" || err != nil {
+				t.Errorf("member: %v, %q, %v", ok, why, err)
+			}
+			time.Sleep(time.Minute) // of the bubble's clock
 		}
 	})
+}
+
+// The node's clock is its own: one that is off is no reason to reset a member.
+func TestClockThatIsOffIsNoReasonToReset(t *testing.T) {
+	for _, skew := range []time.Duration{-time.Hour, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newJoinWorld(t)
+			w.w.SetFile(kubeadm.KubeletKubeconfig, []byte("x"), 0o600)
+			w.skew = skew
+			w.register(t.Context())
+			if _, err := w.u.join(t.Context(), w.node); err != nil || w.joins != 0 || w.resets != 0 || !w.isMember() {
+				t.Errorf("%s off: %v; %d joins, %d resets", skew, err, w.joins, w.resets)
+			}
+		})
+	}
+}
+
+// A control plane that runs and is not reached is not known to be half-way: its data stays.
+func TestControlPlaneThatRunsIsNotReset(t *testing.T) {
+	for name, c := range map[string]struct {
+		reply hosttest.Reply
+		want  string // of the error; empty: not alive, and that is known
+	}{
+		"it runs":            {hosttest.Reply{}, "is not reached at 10.0.0.1:6443"},
+		"it does not run":    {hosttest.Reply{Code: 1}, ""},
+		"it cannot be asked": {hosttest.Reply{Err: hosttest.ErrLost}, "cannot be told"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newJoinWorld(t)
+				w.cp.On(hosttest.Argv("sh", "-c", runningScript), c.reply)
+				alive, err := w.u.leftAlive(t.Context(), w.u.first())
+				if alive || (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+					t.Errorf("%v, %v, want %q", alive, err, c.want)
+				}
+			})
+		})
+	}
 }
 
 // A node that was a member once is never reset, whatever it looks like.

@@ -22,7 +22,7 @@ func machineEnv(o Options, runc string, sink event.Sink) (*testenv.Env, error) {
 	return testenv.New(testenv.Options{
 		CacheDir: o.Cache, StateDir: filepath.Join(o.Home, "machines"),
 		RuncPath: runc, InstallTools: o.InstallTools, Sink: sink,
-		// What a failed start left is of use to the next `up`; `down` removes it.
+		// What a failed start left is there for a look at it: the next `up` begins anew, and `down` removes it.
 		KeepFailed: true,
 	})
 }

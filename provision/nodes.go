@@ -2,8 +2,12 @@ package provision
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -54,11 +58,39 @@ func (u *up) install(ctx context.Context, n *node) (string, error) {
 	if err := g.Wait(); err != nil {
 		return "", err
 	}
-	did, err := u.services(ctx, n, stale)
+	// What an interrupted run put there, its services were not told of.
+	stamp, told := digestOf(files), stale
+	last, err := n.h.ReadFile(ctx, servicesStamp)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	if string(last) != stamp {
+		told = files
+	}
+	did, err := u.services(ctx, n, told)
+	if err == nil && string(last) != stamp {
+		err = n.h.WriteFile(ctx, servicesStamp, []byte(stamp), 0o644)
+	}
 	if len(stale) > 0 {
 		did = strings.TrimSuffix(fmt.Sprintf("%d files, %s", len(stale), did), ", ")
 	}
 	return did, err
+}
+
+// digestOf names the content of all files.
+func digestOf(files []payload.File) string {
+	var lines []string
+	for _, f := range files {
+		sum := f.SHA256
+		if f.Content != nil {
+			c := sha256.Sum256(f.Content)
+			sum = hex.EncodeToString(c[:])
+		}
+		lines = append(lines, fmt.Sprintf("%s %s %o\n", f.Path, sum, f.Mode))
+	}
+	slices.Sort(lines)
+	sum := sha256.Sum256([]byte(strings.Join(lines, "")))
+	return hex.EncodeToString(sum[:]) + "\n"
 }
 
 // services makes systemd and the kernel take notice of new files. It says what it had to do.
@@ -223,10 +255,16 @@ func (u *up) init(ctx context.Context) (string, error) {
 		return "", err
 	}
 	did := "control plane at " + u.state.Endpoint
+	alive := false
+	if left && !done {
+		if alive, err = u.leftAlive(ctx, n); err != nil {
+			return "", err
+		}
+	}
 	switch {
 	case left && done:
 		did += ", begun by an earlier run"
-	case left && u.waitAPI(ctx, "init", n, leftoverWait) == nil:
+	case alive:
 		// The control plane lives. What init does after that may be done again.
 		did += ", completed after an interruption"
 		if err := n.h.WriteFile(ctx, initConfigFile, config, 0o600); err != nil {
@@ -265,6 +303,28 @@ func (u *up) init(ctx context.Context) (string, error) {
 			p.Joined = append(p.Joined, n.name)
 		}
 	})
+}
+
+// runningScript waits for an apiserver on the machine: the kubelet starts it
+// again within seconds. It exits with 1 when there is none.
+const runningScript = `i=0; while [ $i -lt 30 ]; do pgrep -x kube-apiserver >/dev/null && exit 0; i=$((i+1)); sleep 1; done; exit 1`
+
+// leftAlive says whether what an earlier init left is a control plane that
+// answers. One that runs there and is not reached is an error: it is not known
+// to be half-way, and a reset would wipe its data.
+func (u *up) leftAlive(ctx context.Context, n *node) (bool, error) {
+	wait := u.waitAPI(ctx, "init", n, leftoverWait)
+	if wait == nil || ctx.Err() != nil {
+		return wait == nil, ctx.Err()
+	}
+	_, err := n.h.Run(ctx, host.Cmd{Argv: []string{"sh", "-c", runningScript}})
+	if exit := (*host.ExitError)(nil); errors.As(err, &exit) && exit.Code == 1 {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("whether the control plane that an earlier run began lives cannot be told: %w", err)
+	}
+	return false, fmt.Errorf("kube-apiserver runs on %s, and is not reached at %s: %w; see that it is, and run the same command again", n.name, u.state.Endpoint, wait)
 }
 
 // join makes n a member, or completes what an earlier run began. It says what it did.

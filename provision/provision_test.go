@@ -1,14 +1,20 @@
 package provision
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/belayops/belay/internal/host"
 )
 
 // A Debian 12 node as it comes: cgroup v2, root, every capability.
@@ -69,6 +75,69 @@ func TestHostProblems(t *testing.T) {
 	ours := parse(t, strings.Replace(ordinaryFacts, "free=", "kubernetes=1\nowner=shop/1\nfree=", 1))
 	if err := ours.check("n1", "shop", "shop/1", "amd64"); err != nil {
 		t.Errorf("a node of this very cluster: %v", err)
+	}
+}
+
+// What is somebody else's in belay's places would be overwritten, and removed with the cluster.
+func TestWhatBelayDidNotPutThereIsNotTakenOver(t *testing.T) {
+	with := func(lines string) facts { return parse(t, ordinaryFacts+lines) }
+	for name, c := range map[string]struct {
+		f          facts
+		takeOver   bool
+		want       string
+		forMachine bool
+	}{
+		"containerd's data":         {with("foreign=/var/lib/containerd\nforeign=/etc/containerd/config.toml\n"), false, "takeOver: true", false},
+		"taken over":                {with("foreign=/var/lib/containerd\n"), true, "", false},
+		"an etcd":                   {with("foreign=/var/lib/etcd/member\n"), false, "data of an etcd", false},
+		"an etcd is never taken":    {with("foreign=/var/lib/etcd/member\n"), true, "data of an etcd", false},
+		"ours":                      {with("foreign=/var/lib/containerd\nforeign=/var/lib/etcd/member\nowner=shop/1\n"), false, "", false},
+		"a machine that belay made": {with("foreign=/usr/bin/kubectl\n"), false, "", true},
+		"nothing":                   {with(""), false, "", false},
+	} {
+		_, err := c.f.quirks("n1", c.forMachine, allowed{takeOver: c.takeOver}, Quirks{})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// The script itself, on this computer: it names what is there, and nothing else.
+func TestFactsScriptNamesWhatIsThere(t *testing.T) {
+	h := host.NewLocal("here")
+	here := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(here, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	res, err := h.Run(t.Context(), host.Cmd{Argv: []string{"sh", "-c", factsScript, "facts", "sh", "no-such-program", "--", here, here + ".not"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := parse(t, string(res.Stdout))
+	if !slices.Contains(f.Foreign, here) || slices.Contains(f.Foreign, here+".not") || !slices.Equal(f.Missing, []string{"no-such-program"}) {
+		t.Errorf("foreign %q, missing %q", f.Foreign, f.Missing)
+	}
+}
+
+func TestOnlySilentHostsAreUnreached(t *testing.T) {
+	for want, errs := range map[bool][]error{
+		true: {
+			&host.NotStartedError{Host: "a", Err: &net.OpError{Op: "dial", Err: syscall.EHOSTUNREACH}},
+			fmt.Errorf("look: %w", &host.NotStartedError{Host: "a", Err: context.DeadlineExceeded}),
+		},
+		false: {
+			&host.NotStartedError{Host: "a", Err: &host.HostKeyError{}},
+			&host.NotStartedError{Host: "a", Err: fmt.Errorf("key: %w", fs.ErrNotExist)},
+			&host.NotStartedError{Host: "a", Err: errors.New("ssh: unable to authenticate")},
+			&host.LostError{Host: "a", Err: context.DeadlineExceeded},
+			nil,
+		},
+	} {
+		for _, err := range errs {
+			if unreached(err) != want {
+				t.Errorf("%v: want %v", err, want)
+			}
+		}
 	}
 }
 

@@ -66,6 +66,8 @@ type Spec struct {
 	// SharedDisk says that own hosts share their disk with others, so that its fill level says nothing about them: kubelets
 	// then evict pods below 1 GiB, not below a share of the disk.
 	SharedDisk bool `yaml:"sharedDisk,omitempty"`
+	// TakeOver says that nothing is needed any more of the containerd, kubeadm, kubelet and kubectl that own hosts have.
+	TakeOver bool `yaml:"takeOver,omitempty"`
 	// FeatureGates are set on every kubelet.
 	FeatureGates map[string]bool `yaml:"featureGates,omitempty"`
 	// ExtraArgs are flags by component: apiServer, controllerManager, scheduler, etcd.

@@ -219,6 +219,10 @@ func (u *up) all(ctx context.Context) error {
 	if err := u.step(ctx, "machines", nil, "machines", u.reach); err != nil {
 		return err
 	}
+	// Before any host gets the cluster's mark: taking the cluster down must find it.
+	if err := u.saveHosts(); err != nil {
+		return err
+	}
 	if err := u.each(ctx, u.nodes, u.look); err != nil {
 		return err
 	}
@@ -450,7 +454,7 @@ func (u *up) look(ctx context.Context, n *node) error {
 			return "", err
 		}
 		given := n.quirks
-		if n.quirks, err = f.quirks(n.name, n.machine, allowed{u.spec.AllowCgroupV1, u.spec.SharedDisk}, given); err != nil {
+		if n.quirks, err = f.quirks(n.name, n.machine, allowed{u.spec.AllowCgroupV1, u.spec.SharedDisk, u.spec.TakeOver}, given); err != nil {
 			return "", err
 		}
 		if f.Owner == u.state.owner() {
@@ -479,6 +483,16 @@ func (u *up) quirks() Quirks {
 		}
 	}
 	return q
+}
+
+// saveHosts writes the inventory as far as it is known before the hosts were looked at.
+func (u *up) saveHosts() error {
+	inv := *u.hosts.Inventory()
+	inv.Disposable = u.spec.Machines != nil
+	if before, err := inventory.Load(u.dir.inventory()); err == nil {
+		inv.IgnorePreflightErrors = before.IgnorePreflightErrors
+	}
+	return inv.Save(u.dir.inventory())
 }
 
 // saveAccess writes the inventory and the quirks.

@@ -123,30 +123,33 @@ func (s *session) ensureSwitch(ctx context.Context) error {
 	if _, err := s.makeNetns(ctx, ns); err != nil {
 		return err
 	}
+	// A link that is there may have been left by a run that was cut off right after it: all that follows is set again.
 	if !hasLink(ctx, ns, "br0") {
-		// What lies outside is unreachable, which the gateway says at once instead of leaving callers to time-outs.
-		if err := s.ip(ctx, ns, "link set dev lo up", "link add name br0 type bridge", "link set dev br0 up",
-			fmt.Sprintf("addr add %s/24 dev br0", s.rec.gateway()), "route add unreachable default"); err != nil {
+		if err := s.ip(ctx, ns, "link add name br0 type bridge"); err != nil {
 			return err
 		}
+	}
+	// What lies outside is unreachable, which the gateway says at once instead of leaving callers to time-outs.
+	if err := s.ip(ctx, ns, "link set dev lo up", "link set dev br0 up",
+		fmt.Sprintf("addr replace %s/24 dev br0", s.rec.gateway()), "route replace unreachable default"); err != nil {
+		return err
 	}
 	if _, err := run(ctx, command{argv: []string{"nsenter", "--net=" + ns, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"}, lock: s.lockFile()}); err != nil {
 		return err
 	}
 	link := linkName(s.rec.ID)
-	if hasLink(ctx, "", link) && hasLink(ctx, ns, "computer") {
-		return nil
-	}
-	if err := deleteLink(ctx, "", link); err != nil {
-		return err
-	}
-	if err := s.ip(ctx, "", fmt.Sprintf("link add name %s type veth peer name computer netns %s", link, ns)); err != nil {
-		return err
+	if !hasLink(ctx, "", link) || !hasLink(ctx, ns, "computer") {
+		if err := deleteLink(ctx, "", link); err != nil {
+			return err
+		}
+		if err := s.ip(ctx, "", fmt.Sprintf("link add name %s type veth peer name computer netns %s", link, ns)); err != nil {
+			return err
+		}
 	}
 	if err := s.ip(ctx, ns, "link set dev computer master br0 up"); err != nil {
 		return err
 	}
-	return s.ip(ctx, "", fmt.Sprintf("addr add %s/24 dev %s", s.rec.computer(), link), fmt.Sprintf("link set dev %s up", link))
+	return s.ip(ctx, "", fmt.Sprintf("addr replace %s/24 dev %s", s.rec.computer(), link), fmt.Sprintf("link set dev %s up", link))
 }
 
 // ensureCable makes a machine's namespace and its cable to the switch.
@@ -156,20 +159,21 @@ func (s *session) ensureCable(ctx context.Context, m *machineRecord) error {
 	if err != nil {
 		return err
 	}
-	if !fresh && hasLink(ctx, ns, "eth0") && hasLink(ctx, sw, port) {
-		return nil
+	if fresh || !hasLink(ctx, ns, "eth0") || !hasLink(ctx, sw, port) {
+		if err := deleteLink(ctx, sw, port); err != nil {
+			return err
+		}
+		a := m.Address.As4()
+		mac := fmt.Sprintf("02:be:%02x:%02x:%02x:%02x", a[0], a[1], a[2], a[3])
+		if err := s.ip(ctx, sw, fmt.Sprintf("link add name %s type veth peer name eth0 address %s netns %s", port, mac, ns)); err != nil {
+			return err
+		}
 	}
-	if err := deleteLink(ctx, sw, port); err != nil {
+	if err := s.ip(ctx, sw, fmt.Sprintf("link set dev %s master br0 up", port)); err != nil {
 		return err
 	}
-	a := m.Address.As4()
-	mac := fmt.Sprintf("02:be:%02x:%02x:%02x:%02x", a[0], a[1], a[2], a[3])
-	if err := s.ip(ctx, sw, fmt.Sprintf("link add name %s type veth peer name eth0 address %s netns %s", port, mac, ns),
-		fmt.Sprintf("link set dev %s master br0 up", port)); err != nil {
-		return err
-	}
-	return s.ip(ctx, ns, "link set dev lo up", fmt.Sprintf("addr add %s/24 dev eth0", m.Address), "link set dev eth0 up",
-		fmt.Sprintf("route add default via %s", s.rec.gateway()))
+	return s.ip(ctx, ns, "link set dev lo up", fmt.Sprintf("addr replace %s/24 dev eth0", m.Address), "link set dev eth0 up",
+		fmt.Sprintf("route replace default via %s", s.rec.gateway()))
 }
 
 // removeCable takes a machine's namespace away.

@@ -265,6 +265,10 @@ func (e *Env) ensureRootfs(ctx context.Context) (string, error) {
 		e.note(event.StepFailed, "machine image", err.Error())
 		return "", errors.Join(fmt.Errorf("build machine image: %w", err), removeTree(part))
 	}
+	// Some ten thousand files that nobody flushed: their names must not become durable before what is in them.
+	if err := syncFS(parent); err != nil {
+		return "", err
+	}
 	if err := os.Rename(part, dir); err != nil {
 		return "", err
 	}

@@ -363,3 +363,15 @@ func setDieWithParent(cmd *exec.Cmd) {
 
 // signal numbers that tell systemd to halt in order: SIGRTMIN+4 is "poweroff" (systemd(1)).
 const signalPowerOff = 34 + 4
+
+// syncFS flushes the file system that holds dir.
+func syncFS(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	if err := unix.Syncfs(int(d.Fd())); err != nil {
+		return errors.Join(fmt.Errorf("flush the file system of %s: %w", dir, err), d.Close())
+	}
+	return d.Close()
+}

@@ -33,5 +33,6 @@ func mountsUnder(string) ([]string, error)                              { return
 func removeTree(string) error                                           { return unsupported() }
 func takenPrefixes() ([]netip.Prefix, error)                            { return nil, unsupported() }
 func killCgroup(context.Context, int, string) error                     { return unsupported() }
+func syncFS(string) error                                               { return unsupported() }
 func detachLoops(string) error                                          { return unsupported() }
 func setDieWithParent(*exec.Cmd)                                        {}

@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"maps"
@@ -122,16 +123,32 @@ func Put(ctx context.Context, h host.Host, f File) error {
 	if err != nil {
 		return err
 	}
-	sum := sha256.New()
-	err = h.Upload(ctx, f.Path, io.TeeReader(r, sum), f.Size, f.Mode)
-	err = errors.Join(err, r.Close())
-	if err == nil && hex.EncodeToString(sum.Sum(nil)) != f.SHA256 {
-		err = fmt.Errorf("%s: its content is not what the bundle's manifest says; run: belay bundle verify", f.Local)
-	}
-	if err != nil {
+	err = h.Upload(ctx, f.Path, &soundReader{r: r, left: f.Size, want: f.SHA256, sum: sha256.New(), name: f.Local}, f.Size, f.Mode)
+	if err = errors.Join(err, r.Close()); err != nil {
 		return fmt.Errorf("%s: put %s: %w", h.Name(), f.Path, err)
 	}
 	return nil
+}
+
+// soundReader fails instead of giving the last byte of content that has another
+// digest, so that an upload of it never takes the old file's place.
+type soundReader struct {
+	r    io.Reader
+	left int64
+	sum  hash.Hash
+	want string
+	name string
+}
+
+func (s *soundReader) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.sum.Write(p[:n])
+	if s.left -= int64(n); n > 0 && s.left == 0 || err == io.EOF {
+		if hex.EncodeToString(s.sum.Sum(nil)) != s.want {
+			return 0, fmt.Errorf("%s: its content is not what the bundle's manifest says; run: belay bundle verify", s.name)
+		}
+	}
+	return n, err
 }
 
 // mirrored gives the path at which a host would see a bundle's file; "" when local is in no bundle.

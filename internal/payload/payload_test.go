@@ -75,9 +75,15 @@ func TestPutRefusesAChangedBundle(t *testing.T) {
 	h := host.NewLocal("here")
 	local := bundleFile(t, "tampered")
 	f := File{Path: filepath.Join(t.TempDir(), "tool"), Mode: 0o755, Local: local, SHA256: sum("original"), Size: 8}
+	if err := os.WriteFile(f.Path, []byte("what ran before"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	err := Put(t.Context(), h, f)
 	if err == nil || !strings.Contains(err.Error(), "belay bundle verify") {
 		t.Errorf("error %v", err)
+	}
+	if b, err := os.ReadFile(f.Path); err != nil || string(b) != "what ran before" {
+		t.Errorf("the old file was replaced: %q, %v", b, err)
 	}
 	f.Size = 9
 	if err := Put(t.Context(), h, f); err == nil {
