@@ -47,7 +47,7 @@ type api struct {
 	dyn dynamic.Interface
 	cfg *rest.Config
 
-	// renewed holds for each node the time of its lease when it was first looked at.
+	// renewed holds for each node the time of its lease when it was first looked at, zero when there was none.
 	mu      sync.Mutex
 	renewed map[string]time.Time
 }
@@ -210,7 +210,11 @@ func (a *api) member(ctx context.Context, n *node) (ok bool, why string, err err
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, "", err
 	}
-	if err != nil || lease.Spec.RenewTime == nil || !a.reports(n.name, lease.Spec.RenewTime.Time) {
+	var renewed time.Time
+	if err == nil && lease.Spec.RenewTime != nil {
+		renewed = lease.Spec.RenewTime.Time
+	}
+	if !a.reports(n.name, renewed) {
 		return false, "its kubelet has not reported since", nil
 	}
 	if n.role != RoleControlPlane {

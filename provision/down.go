@@ -197,7 +197,7 @@ func cleanHost(ctx context.Context, hosts *inventory.Hosts, name string, state *
 			return fmt.Errorf("kubeadm reset: %w", err)
 		}
 	}
-	files := append(madeFiles(), initConfigFile, joinConfigFile, servicesStamp, ownerFile)
+	files := append(madeFiles(), initConfigFile, joinConfigFile, pendingFile, ownerFile)
 	_, err = h.Run(ctx, host.Cmd{Argv: append([]string{"sh", "-c", cleanScript, "clean"}, files...)})
 	return err
 }
@@ -217,8 +217,9 @@ func unreached(err error) bool {
 	if !errors.As(err, new(*host.NotStartedError)) || errors.As(err, new(*host.HostKeyError)) {
 		return false
 	}
-	var network net.Error
-	return errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded)
+	// Not any net.Error: every errno is one, that of a missing key file, too.
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial" && strings.HasPrefix(op.Net, "tcp") || errors.Is(err, context.DeadlineExceeded)
 }
 
 // The states of a listed cluster.

@@ -79,7 +79,10 @@ done
 while [ "$1" != -- ]; do command -v "$1" >/dev/null 2>&1 || echo "missing=$1"; shift; done
 shift
 for p in "$@"; do [ -e "$p" ] && echo "foreign=$p"; done
-for d in ` + etcdMemberDir + ` ` + containerdDir + `; do
+for p in /usr/lib/systemd/system /lib/systemd/system; do
+  [ -e $p/containerd.service ] && echo "foreign=$p/containerd.service"
+done
+for d in ` + etcdMemberDir + ` ` + containerdDir + ` /var/lib/kubelet /var/lib/cni /etc/systemd/system/kubelet.service.d; do
   [ -d $d ] && [ -n "$(find $d -mindepth 1 -maxdepth 1 ! -name lost+found -print -quit)" ] && echo "foreign=$d"
 done
 exit 0

@@ -12,8 +12,8 @@ import (
 const (
 	// ownerFile on a host says which cluster made a node of it: NAME/ID.
 	ownerFile = "/var/lib/belay/cluster"
-	// servicesStamp holds the digest of the files that services and kernel were last told of.
-	servicesStamp = "/var/lib/belay/services"
+	// pendingFile is there from before the first file is put until services and kernel were told of all.
+	pendingFile = "/var/lib/belay/services-pending"
 	// Configuration of init and join, 0600 and removed after use: join's holds secrets.
 	initConfigFile = "/var/lib/belay/kubeadm-init.yaml"
 	joinConfigFile = "/var/lib/belay/kubeadm-join.yaml"

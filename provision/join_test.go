@@ -317,6 +317,7 @@ func TestControlPlaneThatRunsIsNotReset(t *testing.T) {
 	}{
 		"it runs":            {hosttest.Reply{}, "is not reached at 10.0.0.1:6443"},
 		"it does not run":    {hosttest.Reply{Code: 1}, ""},
+		"there is no pgrep":  {hosttest.Reply{Code: 3}, "cannot be told"},
 		"it cannot be asked": {hosttest.Reply{Err: hosttest.ErrLost}, "cannot be told"},
 	} {
 		t.Run(name, func(t *testing.T) {

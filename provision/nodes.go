@@ -2,12 +2,9 @@ package provision
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -21,6 +18,13 @@ import (
 
 // prepare puts files, services and images onto a node.
 func (u *up) prepare(ctx context.Context, n *node) error {
+	if n.facts.Owner != u.state.owner() {
+		// From here on the machine is known as ours, and may be reset while it is no member yet. The inventory
+		// that leads to it is written.
+		if err := n.h.WriteFile(ctx, ownerFile, []byte(u.state.owner()+"\n"), 0o644); err != nil {
+			return &StepError{Cluster: u.spec.Name, Step: "mark " + n.name, Err: err}
+		}
+	}
 	if err := u.step(ctx, "files", n, "files and services", func(ctx context.Context) (string, error) { return u.install(ctx, n) }); err != nil {
 		return err
 	}
@@ -42,6 +46,20 @@ func (u *up) install(ctx context.Context, n *node) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	// What an interrupted run put there, its services were not told of.
+	told := stale
+	pending, err := exists(ctx, n.h, pendingFile)
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case pending:
+		told = files
+	case len(stale) > 0:
+		if err := n.h.WriteFile(ctx, pendingFile, nil, 0o644); err != nil {
+			return "", err
+		}
+	}
 	progress := u.under("files", n)
 	var done atomic.Int32
 	g, gctx := errgroup.WithContext(ctx)
@@ -58,18 +76,9 @@ func (u *up) install(ctx context.Context, n *node) (string, error) {
 	if err := g.Wait(); err != nil {
 		return "", err
 	}
-	// What an interrupted run put there, its services were not told of.
-	stamp, told := digestOf(files), stale
-	last, err := n.h.ReadFile(ctx, servicesStamp)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	if string(last) != stamp {
-		told = files
-	}
 	did, err := u.services(ctx, n, told)
-	if err == nil && string(last) != stamp {
-		err = n.h.WriteFile(ctx, servicesStamp, []byte(stamp), 0o644)
+	if err == nil && len(told) > 0 {
+		err = removeFile(ctx, n.h, pendingFile)
 	}
 	if len(stale) > 0 {
 		did = strings.TrimSuffix(fmt.Sprintf("%d files, %s", len(stale), did), ", ")
@@ -77,20 +86,13 @@ func (u *up) install(ctx context.Context, n *node) (string, error) {
 	return did, err
 }
 
-// digestOf names the content of all files.
-func digestOf(files []payload.File) string {
-	var lines []string
-	for _, f := range files {
-		sum := f.SHA256
-		if f.Content != nil {
-			c := sha256.Sum256(f.Content)
-			sum = hex.EncodeToString(c[:])
-		}
-		lines = append(lines, fmt.Sprintf("%s %s %o\n", f.Path, sum, f.Mode))
+// exists says whether a file is there.
+func exists(ctx context.Context, h host.Host, path string) (bool, error) {
+	_, err := h.ReadFile(ctx, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
 	}
-	slices.Sort(lines)
-	sum := sha256.Sum256([]byte(strings.Join(lines, "")))
-	return hex.EncodeToString(sum[:]) + "\n"
+	return err == nil, err
 }
 
 // services makes systemd and the kernel take notice of new files. It says what it had to do.
@@ -307,7 +309,14 @@ func (u *up) init(ctx context.Context) (string, error) {
 
 // runningScript waits for an apiserver on the machine: the kubelet starts it
 // again within seconds. It exits with 1 when there is none.
-const runningScript = `i=0; while [ $i -lt 30 ]; do pgrep -x kube-apiserver >/dev/null && exit 0; i=$((i+1)); sleep 1; done; exit 1`
+const runningScript = `i=0
+command -v pgrep >/dev/null || exit 3
+while [ $i -lt 30 ]; do
+  pgrep -x kube-apiserver >/dev/null && exit 0
+  [ $? = 1 ] || exit 3
+  i=$((i+1)); sleep 1
+done
+exit 1`
 
 // leftAlive says whether what an earlier init left is a control plane that
 // answers. One that runs there and is not reached is an error: it is not known
@@ -324,7 +333,7 @@ func (u *up) leftAlive(ctx context.Context, n *node) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("whether the control plane that an earlier run began lives cannot be told: %w", err)
 	}
-	return false, fmt.Errorf("kube-apiserver runs on %s, and is not reached at %s: %w; see that it is, and run the same command again", n.name, u.state.Endpoint, wait)
+	return false, fmt.Errorf("kube-apiserver runs on %s, and is not reached at %s: %w; see that it is and run the same command again, or begin anew with: belay cluster down %s", n.name, u.state.Endpoint, wait, u.spec.Name)
 }
 
 // join makes n a member, or completes what an earlier run began. It says what it did.

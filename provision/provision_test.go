@@ -120,14 +120,20 @@ func TestFactsScriptNamesWhatIsThere(t *testing.T) {
 }
 
 func TestOnlySilentHostsAreUnreached(t *testing.T) {
+	_, noKey := os.ReadFile(filepath.Join(t.TempDir(), "id_ed25519"))
+	_, noAgent := net.Dial("unix", filepath.Join(t.TempDir(), "agent"))
+	if noKey == nil || noAgent == nil {
+		t.Fatal("they are there")
+	}
 	for want, errs := range map[bool][]error{
 		true: {
-			&host.NotStartedError{Host: "a", Err: &net.OpError{Op: "dial", Err: syscall.EHOSTUNREACH}},
+			&host.NotStartedError{Host: "a", Err: &net.OpError{Op: "dial", Net: "tcp", Err: syscall.EHOSTUNREACH}},
 			fmt.Errorf("look: %w", &host.NotStartedError{Host: "a", Err: context.DeadlineExceeded}),
 		},
 		false: {
 			&host.NotStartedError{Host: "a", Err: &host.HostKeyError{}},
-			&host.NotStartedError{Host: "a", Err: fmt.Errorf("key: %w", fs.ErrNotExist)},
+			&host.NotStartedError{Host: "a", Err: fmt.Errorf("key: %w", noKey)},
+			&host.NotStartedError{Host: "a", Err: noAgent},
 			&host.NotStartedError{Host: "a", Err: errors.New("ssh: unable to authenticate")},
 			&host.LostError{Host: "a", Err: context.DeadlineExceeded},
 			nil,

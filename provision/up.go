@@ -219,10 +219,6 @@ func (u *up) all(ctx context.Context) error {
 	if err := u.step(ctx, "machines", nil, "machines", u.reach); err != nil {
 		return err
 	}
-	// Before any host gets the cluster's mark: taking the cluster down must find it.
-	if err := u.saveHosts(); err != nil {
-		return err
-	}
 	if err := u.each(ctx, u.nodes, u.look); err != nil {
 		return err
 	}
@@ -463,8 +459,7 @@ func (u *up) look(ctx context.Context, n *node) error {
 		if w := n.quirks.words(); w != "" {
 			u.noteNode(n, "this machine needs: "+w)
 		}
-		// From here on the machine is known as ours, and may be reset while it is no member yet.
-		return "is fit to be a node", n.h.WriteFile(ctx, ownerFile, []byte(u.state.owner()+"\n"), 0o644)
+		return "is fit to be a node", nil
 	})
 }
 
@@ -483,16 +478,6 @@ func (u *up) quirks() Quirks {
 		}
 	}
 	return q
-}
-
-// saveHosts writes the inventory as far as it is known before the hosts were looked at.
-func (u *up) saveHosts() error {
-	inv := *u.hosts.Inventory()
-	inv.Disposable = u.spec.Machines != nil
-	if before, err := inventory.Load(u.dir.inventory()); err == nil {
-		inv.IgnorePreflightErrors = before.IgnorePreflightErrors
-	}
-	return inv.Save(u.dir.inventory())
 }
 
 // saveAccess writes the inventory and the quirks.
