@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func writeChart(t *testing.T, dir string, files map[string]string) {
+func writeChart(t testing.TB, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
 		p := filepath.Join(dir, name)
@@ -24,7 +24,7 @@ func writeChart(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-func packChart(t *testing.T, dir, to string) {
+func packChart(t testing.TB, dir, to string) {
 	t.Helper()
 	var b bytes.Buffer
 	zw := gzip.NewWriter(&b)

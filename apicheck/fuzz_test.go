@@ -2,10 +2,16 @@ package apicheck
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // Readers that take whatever a cluster, a file or a user gives them must not fail on any of it.
@@ -129,6 +135,67 @@ func FuzzTemplateLines(f *testing.F) {
 		}
 		if l := templateLines(template, rendered)(n); l < 0 || l > bytes.Count(template, []byte("\n"))+1 {
 			t.Errorf("line %d", l)
+		}
+	})
+}
+
+// FuzzMetadata judges the metadata of a live object of any content: managed
+// fields, the last-applied annotation, owners. What cannot be read is named, and
+// nobody is accused of a version that nothing names.
+func FuzzMetadata(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"name":"a","namespace":"n","managedFields":[{"manager":"helm","operation":"Update","apiVersion":"batch/v1beta1","time":"2026-01-02T03:04:05Z","fieldsV1":{"f:spec":{}}},{"manager":"helm","operation":"Update","apiVersion":"batch/v1"}]}}`))
+	f.Add([]byte(`{"metadata":{"name":"a","annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"apiVersion\":\"batch/v1beta1\",\"kind\":\"CronJob\"}"}}}`))
+	f.Add([]byte(`{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{"},"ownerReferences":[{"apiVersion":"a/b/c","kind":"K","name":"x","uid":"u"}],"managedFields":[{},{"apiVersion":"/"}]}}`))
+	j := testJudge(f, 24, 25)
+	r := resource{GroupVersionResource: schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "cronjobs"}, kind: "CronJob", namespaced: true, versions: []string{"v1", "v1beta1"}}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var m metav1.PartialObjectMetadata
+		if json.Unmarshal(data, &m) != nil {
+			return
+		}
+		c := j.collector()
+		c.stored(r, &m)
+		text := m.Annotations["kubectl.kubernetes.io/last-applied-configuration"]
+		for _, found := range c.findings {
+			if _, version, _ := strings.Cut(found.APIVersion, "/"); version != "" && !strings.Contains(string(data), version) && !strings.Contains(text, version) && found.Source.Type != SourceStored {
+				t.Errorf("%s, which nothing names: %+v", found.APIVersion, found)
+			}
+		}
+		if text != "" && !json.Valid([]byte(text)) && len(c.unreadable) == 0 {
+			t.Errorf("annotation %q is passed over", text)
+		}
+	})
+}
+
+// FuzzChartArchive renders an archive of any bytes: it is read, or named as unread, and never both left out and clean.
+func FuzzChartArchive(f *testing.F) {
+	dir := f.TempDir()
+	for i, files := range []map[string]string{
+		{"Chart.yaml": "apiVersion: v2\nname: c\nversion: 1.0.0\n", "templates/a.yaml": "apiVersion: batch/v1beta1\nkind: CronJob\nmetadata: {name: a}\n"},
+		{"Chart.yaml": "apiVersion: v2\nname: c\nversion: 1.0.0\n", "templates/a.yaml": "{{ .Values.x.y.z }}"},
+		{"Chart.yaml": "name: [", "values.yaml": "{"},
+	} {
+		src, to := filepath.Join(dir, strconv.Itoa(i), "c"), filepath.Join(dir, strconv.Itoa(i)+".tgz")
+		writeChart(f, src, files)
+		packChart(f, src, to)
+		b, err := os.ReadFile(to)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+		f.Add(b[:len(b)/2])
+	}
+	f.Add([]byte("no archive"))
+	j := testJudge(f, 24, 25)
+	file := filepath.Join(dir, "fuzzed.tgz")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := j.collector()
+		c.chart(t.Context(), Options{To: minor(25)}, file)
+		if len(c.unreadable) == 0 && len(c.read) == 0 {
+			t.Error("neither read nor named")
 		}
 	})
 }
