@@ -154,8 +154,12 @@ func TestVolumeSnapshots(t *testing.T) {
 	l := startLive(t, "1.36.3")
 	l.populate(t, 1)
 	dir := t.TempDir()
+	recipients, names, err := Recipients(nil, "correct horse") // without etcd, nothing else would hold the Secrets
+	if err != nil {
+		t.Fatal(err)
+	}
 	take := func(name string, claims ...string) (*Backup, error) {
-		o := Options{Dir: dir, Name: name, REST: l.api.RESTConfig(), SnapshotClaims: claims, SnapshotTimeout: 5 * time.Second}
+		o := Options{Dir: dir, Name: name, REST: l.api.RESTConfig(), SnapshotClaims: claims, SnapshotTimeout: 5 * time.Second, Recipients: recipients, RecipientNames: names}
 		return Create(t.Context(), o)
 	}
 	l.claim(t, "data", corev1.ClaimBound)
