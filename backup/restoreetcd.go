@@ -295,6 +295,9 @@ func readTarget(ctx context.Context, h host.Host) (target, error) {
 	t := target{Node: h.Name(), APIPort: 6443}
 	data, err := h.ReadFile(ctx, manifestDir+"/etcd.yaml")
 	if errors.Is(err, fs.ErrNotExist) {
+		if parked := parkedElsewhere(ctx, h); parked != "" {
+			return t, fmt.Errorf("%s: a restore that was begun from another place, or with another BELAY_HOME, has put its manifests into %s: go on with it there or give it up there with --abort; if its journal is lost, see \"Restoring\" in docs/backup.md", h.Name(), parked)
+		}
 		return t, fmt.Errorf("%s: %s/etcd.yaml is not there: only etcd that kubeadm runs as a static pod can be restored this way", h.Name(), manifestDir)
 	}
 	if err != nil {
@@ -340,6 +343,16 @@ func readTarget(ctx context.Context, h host.Host) (target, error) {
 		}
 	}
 	return t, nil
+}
+
+// parkedElsewhere gives the directory in which an unfinished restore keeps etcd's manifest, "" for none.
+func parkedElsewhere(ctx context.Context, h host.Host) string {
+	out, err := h.Run(ctx, host.Cmd{Argv: []string{"find", "/etc/kubernetes", "-maxdepth", "2", "-path", "*/belay-restore-*/etcd.yaml"}})
+	if err != nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(string(out.Stdout), "\n")
+	return strings.TrimSuffix(first, "/etcd.yaml")
 }
 
 // versionFits refuses data of a newer etcd minor than the one that would read it.

@@ -596,6 +596,18 @@ func TestRestoreEtcdAfterAKillBeforeTheFirstRecord(t *testing.T) {
 	f.check(t, b, cli, r)
 }
 
+func TestARestoreThatWasBegunElsewhereIsNamed(t *testing.T) {
+	h := newRootHost(t, "cp1", "")
+	h.put(t, manifestDir+"/kube-proxy.yaml", "x", 0o600)
+	if _, err := readTarget(t.Context(), h); err == nil || !strings.Contains(err.Error(), "static pod") {
+		t.Errorf("no kubeadm etcd: %v", err)
+	}
+	h.put(t, "/etc/kubernetes/belay-restore-20260101T000000Z/etcd.yaml", "x", 0o600)
+	if _, err := readTarget(t.Context(), h); err == nil || !strings.Contains(err.Error(), "belay-restore-20260101T000000Z") || !strings.Contains(err.Error(), "--abort") {
+		t.Errorf("parked manifests: %v", err)
+	}
+}
+
 func TestEncryptionOfTheNodesIsCompared(t *testing.T) {
 	conf := func(name, secret string) []byte {
 		return []byte("resources:\n- resources: [secrets]\n  providers:\n  - aescbc: {keys: [{name: " + name + ", secret: " + secret + "}]}\n  - kms: {name: vault}\n  - identity: {}\n")
