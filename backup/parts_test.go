@@ -336,7 +336,7 @@ func TestVerifyOfAMediumThatCannotBeWritten(t *testing.T) {
 		// Permissions do not hold root.
 		for _, argv := range [][]string{{"mount", "--bind", dir, dir}, {"mount", "-o", "remount,bind,ro", dir}} {
 			if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
-				t.Skipf("%v: %v: %s", argv, err, out)
+				t.Skipf("this root may not mount (%v: %v: %s), and permissions do not hold it", argv, err, out)
 			}
 		}
 		t.Cleanup(func() {

@@ -19,7 +19,6 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
 	"github.com/belayops/belay/internal/condition"
 	"github.com/belayops/belay/internal/controlplane"
@@ -401,28 +400,14 @@ func (v *verification) read(f *File) ([]byte, error) {
 
 // kmsProviders names the KMS providers of an EncryptionConfiguration.
 func kmsProviders(config []byte) []string {
-	var c struct {
-		Resources []struct {
-			Providers []struct {
-				KMS *struct {
-					Name string `json:"name"`
-				} `json:"kms"`
-			} `json:"providers"`
-		} `json:"resources"`
-	}
-	if err := yaml.Unmarshal(config, &c); err != nil {
-		return nil // the apiserver will say what is wrong with it
-	}
 	var out []string
-	for _, r := range c.Resources {
-		for _, p := range r.Providers {
-			if p.KMS != nil {
-				out = append(out, p.KMS.Name)
-			}
+	for k := range encryptionKeys(config) { // of a configuration that is none, none: the apiserver will say what is wrong with it
+		if name, ok := strings.CutPrefix(k, "kms:"); ok {
+			out = append(out, name)
 		}
 	}
 	slices.Sort(out)
-	return slices.Compact(out)
+	return out
 }
 
 // FindBinaries gives the programs in a directory such as a bundle's bin.
