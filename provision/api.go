@@ -37,7 +37,8 @@ const (
 	memberWait   = 25 * time.Second // a join whose end nobody saw
 	doneWait     = 90 * time.Second // a join that ended well, on a slow machine
 	readyWait    = 5 * time.Minute
-	proofWait    = 2 * time.Minute
+	proofWait    = 3 * time.Minute
+	acceptWait   = 3 * time.Minute // an API that may be away: its balancer looks for who answers, or its etcd for a leader
 	pollInterval = 500 * time.Millisecond
 )
 
@@ -251,7 +252,7 @@ func (u *up) network(ctx context.Context) (string, error) {
 		c, err := applyObjects(ctx, u.api.dyn, objects)
 		changed = append(changed, c...)
 		return err
-	}}, condition.Options{Timeout: time.Minute, Interval: pollInterval, OnChange: u.under("network", nil)})
+	}}, condition.Options{Timeout: acceptWait, Interval: pollInterval, OnChange: u.under("network", nil)})
 	if err != nil || len(changed) == 0 {
 		return "", err
 	}
@@ -416,7 +417,7 @@ func (u *up) proveNode(ctx context.Context, n *node, image string) (err error) {
 				return condition.Final(err)
 			}
 			return err
-		}}, condition.Options{Timeout: 30 * time.Second, Interval: pollInterval})
+		}}, condition.Options{Timeout: acceptWait, Interval: pollInterval, OnChange: u.under("proof", nil)})
 	}
 	if err := remove(ctx); err != nil {
 		return err
@@ -436,13 +437,23 @@ func (u *up) proveNode(ctx context.Context, n *node, image string) (err error) {
 	}
 	err = condition.Wait(ctx, condition.Condition{Name: "pod " + name + " to be accepted", Check: func(ctx context.Context) error {
 		_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
-		return err // "already exists" while the one before is on its way out
-	}}, condition.Options{Timeout: 30 * time.Second, Interval: pollInterval})
+		switch {
+		case apierrors.IsAlreadyExists(err):
+			return nil // the one before is gone: this is one whose answer was lost
+		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err), apierrors.IsInvalid(err):
+			return condition.Final(err)
+		}
+		return err
+	}}, condition.Options{Timeout: acceptWait, Interval: pollInterval, OnChange: u.under("proof", nil)})
 	if err != nil {
 		return err
 	}
 	defer func() {
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		patience := acceptWait
+		if ctx.Err() != nil { // interrupted
+			patience = 20 * time.Second
+		}
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
 		err = errors.Join(err, remove(cleanup))
 	}()

@@ -86,7 +86,11 @@ func (s *session) startBalancer(ctx context.Context) error {
 }
 
 // balancerConfig is haproxy's configuration. The check speaks TLS and does not verify: it asks
-// whether a server is ready, not who it is; clients verify for themselves.
+// whether a server is ready, not who it is; clients verify for themselves. Of its numbers: inter
+// is also what a check's TLS handshake may take (haproxy's "timeout check" is for what follows), and
+// on a busy computer all apiservers are slow together: taking them all out ends every connection to
+// the cluster. So a server that answers late is out after ten seconds, one that refuses or
+// is not ready after four; connections that it refuses meanwhile go to another one.
 func balancerConfig(lb *lbRecord) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `global
@@ -99,7 +103,7 @@ defaults
     option redispatch
     retries 2
     timeout connect 2s
-    timeout check 2s
+    timeout check 10s
     timeout client 1h
     timeout server 1h
     timeout tunnel 1h
@@ -111,7 +115,7 @@ backend apiservers
     option httpchk
     http-check send meth GET uri /readyz ver HTTP/1.1 hdr Host %s
     http-check expect status 200
-    default-server check check-ssl verify none inter 1s fastinter 500ms fall 2 rise 2 on-marked-down shutdown-sessions
+    default-server check check-ssl verify none inter 2s fastinter 500ms downinter 1s fall 5 rise 2 on-marked-down shutdown-sessions
 `, lb.Frontend, lb.Frontend)
 	for i, backend := range lb.Backends {
 		fmt.Fprintf(&b, "    server cp%d %s\n", i+1, backend)

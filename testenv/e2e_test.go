@@ -405,6 +405,12 @@ func TestBalancer(t *testing.T) {
 	if err := e.UpdateLB(ctx, "lb", []string{ms[0].Address + ":6443", ms[1].Address + ":6443"}); err != nil {
 		t.Fatal(err)
 	}
+	// A server that answers late, as all of them do on a busy computer, stays in; one that says no, or refuses, goes.
+	// (A server that has just come in goes at its first failure; every good check gives it one more.)
+	mustSh(t, ms[1], "sleep 10 && systemctl kill -s STOP fake-apiserver && sleep 7 && systemctl kill -s CONT fake-apiserver")
+	if log := fileTail(filepath.Join(n.Dir, "services", balancerName, "console.log"), 20); strings.Contains(log, "cp2 is DOWN") {
+		t.Errorf("a server that was slow for seven seconds was taken out:\n%s", log)
+	}
 	mustSh(t, ms[0], "rm /srv/w/readyz")
 	mustSh(t, ms[0], "systemctl stop fake-apiserver")
 	wait("b")

@@ -135,8 +135,12 @@ func RunCanary(ctx context.Context, c kubernetes.Interface, k Canary) (err error
 		return fmt.Errorf("canary on %s: %w", k.Node, err)
 	}
 	defer func() {
-		// A failed canary is deleted as well: its story is in the error.
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		// A failed canary is deleted as well: its story is in the error. Whoever interrupts does not want to wait long.
+		patience := k.Timeout
+		if ctx.Err() != nil {
+			patience = 30 * time.Second
+		}
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
 		err = errors.Join(err, RemoveCanary(cleanup, c, k, condition.Options{Interval: k.Poll}))
 	}()
