@@ -10,9 +10,11 @@ RESULTS ?=
 # Debian packages: libraries that bundles are built with, and programs that machines need.
 PACKAGES := mmdebstrap debootstrap libseccomp-dev pkg-config gcc libc6-dev iproute2 iptables nftables haproxy dnsmasq-base curl ca-certificates git xz-utils
 
-# One set of flags for everything, bundles included: what was compiled once is not compiled again.
+# One set of flags for everything, bundles included: what was compiled once is not compiled again. Without what debuggers
+# read, compiling takes a tenth less; for a debugger: go build ./cmd/belay.
 export CGO_ENABLED ?= 0
-export GOFLAGS := $(filter-out -trimpath,$(shell go env GOFLAGS)) -trimpath
+FLAGS := -trimpath -gcflags=all=-dwarf=false
+export GOFLAGS := $(filter-out $(FLAGS),$(shell go env GOFLAGS)) $(FLAGS)
 
 .DEFAULT_GOAL := help
 

@@ -62,6 +62,12 @@ func (j *judge) files(ctx context.Context, o Options, all *collector) error {
 	return ctx.Err()
 }
 
+// Why input counts as not read although every byte of it was.
+const (
+	emptyStdin  = "nothing came: did the command before it fail?"
+	noManifests = "holds no manifest (*.yaml, *.yml, *.json): name files that are called otherwise one by one"
+)
+
 func (c *collector) stdin(r io.Reader) {
 	if r == nil {
 		c.unread("stdin", 0, "there is none")
@@ -74,7 +80,7 @@ func (c *collector) stdin(r io.Reader) {
 	case len(text) > maxFile:
 		c.unread("stdin", 0, "more than %d MB", maxFile>>20)
 	case len(bytes.TrimSpace(text)) == 0:
-		c.unread("stdin", 0, "nothing came: did the command before it fail?")
+		c.unread("stdin", 0, emptyStdin)
 	default:
 		c.covered("stdin", "manifests", 1)
 		c.text(origin{what: "stdin", source: Source{Type: SourceFile, File: "stdin"}, confidence: High}, text)
@@ -86,7 +92,7 @@ func (c *collector) tree(ctx context.Context, o Options, name string, paths chan
 	found := 0
 	walkManifests(ctx, name, func(p string) { found++; paths <- p }, func(p string) { found++; c.chart(ctx, o, p) }, func(p, why string) { found++; c.unread(p, 0, "%s", why) })
 	if found == 0 && ctx.Err() == nil {
-		c.unread(name, 0, "holds no manifest (*.yaml, *.yml, *.json, charts): name files that are called otherwise one by one")
+		c.unread(name, 0, noManifests)
 	}
 }
 

@@ -695,7 +695,7 @@ func (c *collector) content(r resource, item []byte) {
 func (l *liveCluster) metric(ctx context.Context, c *collector) {
 	const what = "/metrics of the apiserver"
 	// The stream outlives the attempt that opened it, and neither it nor an apiserver that does not answer may hold the scan up.
-	whole, cancel := context.WithTimeout(ctx, metricTime)
+	whole, cancel := context.WithTimeout(ctx, min(metricTime, 2*l.patience))
 	defer cancel()
 	var body io.ReadCloser
 	err := l.retry(whole, what, func(context.Context) error {
@@ -721,7 +721,7 @@ func (l *liveCluster) metric(ctx context.Context, c *collector) {
 	c.covered(what, "extra evidence", n)
 }
 
-// metricTime bounds the reading of the apiserver's metrics.
+// metricTime bounds the reading of the apiserver's metrics, which are no more than a help.
 const metricTime = 30 * time.Second
 
 func statusCode(err error) int {

@@ -99,17 +99,26 @@ func Convert(ctx context.Context, o ConvertOptions) (ConvertReport, error) {
 				return rep, fmt.Errorf("read stdin: more than %d MB", maxFile>>20)
 			}
 			rep.Stdin = text
+			if len(bytes.TrimSpace(text)) == 0 {
+				rep.Unreadable = append(rep.Unreadable, Unread{What: "stdin", Why: emptyStdin})
+				continue
+			}
 			one("stdin", text, true)
 			continue
 		}
+		found := 0
 		walkManifests(ctx, name, func(p string) {
+			found++
 			text, _, err := readFile(p, nil)
 			if err != nil {
 				rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: fileError(err)})
 				return
 			}
 			one(p, text, false)
-		}, nil, func(p, why string) { rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: why}) })
+		}, nil, func(p, why string) { found++; rep.Unreadable = append(rep.Unreadable, Unread{What: p, Why: why}) })
+		if found == 0 && ctx.Err() == nil {
+			rep.Unreadable = append(rep.Unreadable, Unread{What: name, Why: noManifests})
+		}
 		if err := ctx.Err(); err != nil {
 			return rep, err
 		}

@@ -115,6 +115,8 @@ func Create(ctx context.Context, o Options) (b *Backup, err error) {
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(c.d.dir), c.undoSnapshots(ctx))
 		}
+		// Only the lock mattered, and it goes with the process as well.
+		_ = c.mark.Close()
 	}()
 	for i, s := range steps {
 		begin := time.Now()
@@ -145,7 +147,9 @@ type creation struct {
 	d     *dirWriter
 	final string
 	// name is the backup's.
-	name   string
+	name string
+	// mark says to others that the directory is being written.
+	mark   *os.File
 	claims []types.NamespacedName
 	client kubernetes.Interface
 	// clusterConfiguration is kubeadm's.
@@ -254,11 +258,14 @@ func (c *creation) open(ctx context.Context) error {
 		}
 		return fmt.Errorf("make the backup's directory: %w", err)
 	}
+	if c.mark, err = markCreating(c.final+partialSuffix, creating{Lineage: c.m.Lineage, Claims: c.o.SnapshotClaims}); err != nil {
+		return errors.Join(fmt.Errorf("mark the backup's directory: %w", err), os.RemoveAll(c.final+partialSuffix))
+	}
 	c.d = &dirWriter{dir: c.final + partialSuffix, recipients: c.o.Recipients, all: c.o.EncryptAll}
 	if slices.ContainsFunc(c.o.Recipients, isPassphrase) {
 		c.m.Encryption.KeyFile = keyName + ageSuffix
 		if err := lockWithPassphrase(c.d); err != nil {
-			return errors.Join(err, os.RemoveAll(c.d.dir))
+			return errors.Join(err, os.RemoveAll(c.d.dir), c.mark.Close())
 		}
 	}
 	return nil
@@ -479,6 +486,10 @@ func (c *creation) finish(ctx context.Context) error {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
+		return err
+	}
+	// The manifest's write makes that durable, too.
+	if err := os.Remove(c.mark.Name()); err != nil {
 		return err
 	}
 	c.m.Finished = time.Now().UTC().Truncate(time.Second)

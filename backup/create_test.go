@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -422,6 +423,34 @@ func TestKillLeavesOnlyPartial(t *testing.T) {
 	}
 	if _, err := LatestVerified(t.Context(), f.dir, fakeUID, Copied); !errors.As(err, new(*NotFoundError)) {
 		t.Errorf("LatestVerified takes it: %v", err)
+	}
+	if want := "was cut off; the next backup create --keep removes it"; !strings.HasSuffix(entries[0].Problem, want) {
+		t.Errorf("the list says %q, want %q", entries[0].Problem, want)
+	}
+	// Another cluster's retention leaves it, its own one removes it, and nothing that lives or has snapshots.
+	lives, asked := filepath.Join(f.dir, "b.partial"), filepath.Join(f.dir, "c.partial")
+	for dir, claims := range map[string][]string{lives: nil, asked: {"shop/data"}} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		lock, err := markCreating(dir, creating{Lineage: fakeUID, Claims: claims})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if dir == lives {
+			defer lock.Close()
+		} else if err := lock.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p, err := Prune(t.Context(), f.dir, "another", 1, nil); err != nil || len(p.Removed) > 0 {
+		t.Errorf("another cluster's retention: %+v, %v", p, err)
+	}
+	if p, err := Prune(t.Context(), f.dir, fakeUID, 1, nil); err != nil || !slices.Equal(p.Removed, []string{entries[0].Dir}) {
+		t.Errorf("its retention: %+v, %v", p, err)
+	}
+	if entries, err = List(f.dir); err != nil || len(entries) != 2 || !strings.HasSuffix(entries[0].Problem, "under way") || !strings.Contains(entries[1].Problem, "-l belay.dev/backup=c)") {
+		t.Errorf("left: %+v, %v", entries, err)
 	}
 }
 

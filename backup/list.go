@@ -47,7 +47,7 @@ func List(dir string) ([]Entry, error) {
 			continue
 		}
 		if strings.HasSuffix(e.Name(), partialSuffix) {
-			out = append(out, Entry{Dir: p, Problem: "partial: its creation was cut off, or is under way"})
+			out = append(out, Entry{Dir: p, Problem: partialProblem(p)})
 			continue
 		}
 		if strings.HasSuffix(e.Name(), removingSuffix) {

@@ -28,8 +28,8 @@ type Pruned struct {
 // newest keep of them. The newest that is opened, and the newest that is
 // restored, stay in any case. What was recorded of a backup counts only if all
 // of its files have their digests now, so that a sound older one is not
-// removed for a newer one that rotted. Backups of other clusters, and what is
-// no usable backup, are not touched.
+// removed for a newer one that rotted. What killed creations left goes.
+// Backups of other clusters, and what else is no usable backup, are not touched.
 //
 // remove deletes the CSI snapshots of a backup, of which the backup alone
 // knows; with nil, a backup that has some is an error. A removal that was cut
@@ -40,6 +40,9 @@ func Prune(ctx context.Context, dir, lineage string, keep int, remove func(conte
 	}
 	out := &Pruned{}
 	if err := finishRemovals(ctx, dir, lineage, remove, out); err != nil {
+		return out, err
+	}
+	if err := removePartials(dir, lineage, out); err != nil {
 		return out, err
 	}
 	entries, err := List(dir)
@@ -123,19 +126,7 @@ func removeDir(ctx context.Context, gone string, m *Manifest, remove func(contex
 			return fmt.Errorf("remove backup %s: %w", gone, err)
 		}
 	}
-	entries, err := os.ReadDir(gone)
-	if err != nil {
-		return fmt.Errorf("remove backup: %w", err)
-	}
-	for _, e := range entries {
-		if e.Name() == manifestName {
-			continue
-		}
-		if err := os.RemoveAll(filepath.Join(gone, e.Name())); err != nil {
-			return fmt.Errorf("remove backup: %w", err)
-		}
-	}
-	if err := os.RemoveAll(gone); err != nil {
+	if err := removeBut(gone, manifestName); err != nil {
 		return fmt.Errorf("remove backup: %w", err)
 	}
 	return nil

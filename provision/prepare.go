@@ -2,6 +2,7 @@ package provision
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -16,7 +17,7 @@ type PrepareOptions struct {
 	// Role is the node's: it decides which images it gets.
 	Role string
 	// Cluster is for messages. Owner (NAME/ID) is written onto the machine, and one that another owner's mark is on is
-	// refused; so is one that has a Kubernetes node on it and no mark.
+	// refused; so is one without a mark that has a Kubernetes node, a containerd or an etcd on it.
 	Cluster, Owner string
 	Sink           event.Sink
 }
@@ -29,7 +30,12 @@ func Prepare(ctx context.Context, h host.Host, o PrepareOptions) (string, error)
 	if err != nil {
 		return "", err
 	}
-	if err := f.check(h.Name(), o.Cluster, o.Owner, o.Bundle.Manifest().Arch); err != nil {
+	err = f.check(h.Name(), o.Cluster, o.Owner, o.Bundle.Manifest().Arch)
+	if f.Owner == "" && len(f.Foreign) > 0 {
+		err = errors.Join(err, &HostProblem{h.Name(), "has in belay's places what belay did not put there: " + strings.Join(f.Foreign, ", "),
+			"move it away if nothing of it is needed any more, or choose another machine"})
+	}
+	if err != nil {
 		return "", err
 	}
 	n := &node{name: h.Name(), role: o.Role, h: h, facts: f}

@@ -243,7 +243,8 @@ func (r recipe) tagsFor(b binary) string {
 
 // args are the arguments of "go" that build b into dest.
 func (r recipe) args(b binary, dest string) []string {
-	args := []string{"build", "-v", "-mod=readonly", "-trimpath"}
+	// What debuggers read is stripped below: it need not be made.
+	args := []string{"build", "-v", "-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false"}
 	if t := r.tagsFor(b); t != "" {
 		args = append(args, "-tags", t)
 	}
